@@ -1,0 +1,86 @@
+"""The command `kvrelay`. Sub-commands live in one module each and are imported only when they are called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from kvrelay import __version__
+from kvrelay.cli import messages
+
+# name -> (module with a Typer `app`, one line for the overview)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("kvrelay.cli.demo", "The whole story on mock workers: a real agent trace under three policies."),
+    "serve": ("kvrelay.cli.serve", "Run the gateway in front of your workers."),
+    "mock": ("kvrelay.cli.mock", "Run mock workers, each its own OS process."),
+    "receipts": ("kvrelay.cli.receipts", "Read route receipts: tail, explain, reconcile."),
+    "config": ("kvrelay.cli.config", "Show, explain and check the configuration."),
+    "tune": ("kvrelay.cli.tune", "Sweep policy weights against an SLO stated beforehand."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A command group that knows its commands by name and loads one when it is used (start-up stays quick)."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module_name, summary = COMMANDS[cmd_name]
+        command = typer.main.get_command(importlib.import_module(module_name).app)
+        command.name = cmd_name
+        command.short_help = summary
+        return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            messages.fail(messages.unknown_name("command", args[0], COMMANDS, source="the command line"))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Plain help from the table above: no sub-command is imported to print the overview."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        self.format_options(ctx, formatter)
+        self.format_epilog(ctx, formatter)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Prefix-cache-aware routing, tiered KV sharing and evidence for fleets of LLM inference workers.",
+    epilog="First steps: kvrelay demo; then kvrelay serve --worker http://127.0.0.1:8100",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"kvrelay {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Options of the whole command."""
+
+
+def main() -> None:
+    app(prog_name="kvrelay")
+
+
+if __name__ == "__main__":
+    main()

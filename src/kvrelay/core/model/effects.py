@@ -1,0 +1,107 @@
+"""What the router asks its host to do. Imperative, frozen, and complete: a host decides nothing about routing."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from kvrelay.core.model.ids import WorkerId
+from kvrelay.core.model.units import RouteReason, Status
+from kvrelay.core.receipts.receipt import Receipt
+
+
+class Dispatch(Struct, frozen=True):
+    """Send the request to this worker (and rank). Attempts count from 1."""
+
+    request_id: str
+    attempt: int
+    worker: WorkerId
+    rank: int | None  # None: the worker has a single rank, send no rank header
+    matched_tokens: int | None
+    reason: RouteReason
+
+
+class Refuse(Struct, frozen=True):
+    """Answer the client ourselves: nobody could take the request. Nothing of a worker's answer is at hand."""
+
+    request_id: str
+    http_status: int
+    reason: str
+    retry_after_s: float | None = None
+
+
+class PassThrough(Struct, frozen=True):
+    """Give the client the failed attempt's own answer (its status, headers and body)."""
+
+    request_id: str
+
+
+class BreakOff(Struct, frozen=True):
+    """The response had begun and cannot go on: end it so that the client sees it as broken."""
+
+    request_id: str
+    status: Status
+    reason: str
+
+
+class CancelAttempt(Struct, frozen=True):
+    """Close the connection of this attempt: its client left."""
+
+    request_id: str
+    attempt: int
+
+
+class RequestReplay(Struct, frozen=True):
+    """Ask the worker for its event batches from `from_seq` on; answer with ReplayArrived or ReplayUnavailable."""
+
+    worker: WorkerId
+    rank: int
+    from_seq: int
+
+
+class WakeAt(Struct, frozen=True):
+    """Send `WokeUp` at this time; a later WakeAt with an earlier time adds to it, it replaces nothing."""
+
+    at: float
+
+
+class WriteReceipt(Struct, frozen=True):
+    """The request reached its one terminal status; this is its receipt."""
+
+    receipt: Receipt
+
+
+class Report(Struct, frozen=True):
+    """Something an operator should be able to see: a counter and a log line."""
+
+    kind: str  # closed vocabulary, see `REPORT_KINDS`
+    worker: str | None = None
+    detail: str = ""
+    count: int = 1
+
+
+REPORT_KINDS = (
+    "worker_up",
+    "worker_down",
+    "worker_replaced",
+    "event_gap",
+    "event_gap_lost",
+    "event_duplicate",
+    "event_late",
+    "events_skipped",
+    "orphans_dropped",
+    "block_size_mismatch",
+    "tail_drift",
+    "policy_switched",
+)
+
+Effect = (
+    Dispatch
+    | Refuse
+    | PassThrough
+    | BreakOff
+    | CancelAttempt
+    | RequestReplay
+    | WakeAt
+    | WriteReceipt
+    | Report
+)

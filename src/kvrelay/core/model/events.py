@@ -1,0 +1,270 @@
+"""What happened, in the past tense: the only input of `Router.step`.
+
+A host (the gateway, the simulator, a drill) turns sockets, timers and files into these values. Times are seconds of one
+monotonic clock and are passed beside the event, never inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from kvrelay.core.model.ids import WorkerId
+from kvrelay.core.model.prompt import Prompt, Tenant, TokenIds, Usage
+from kvrelay.core.model.units import Fault, Tier
+
+# --- the fleet ---------------------------------------------------------------------------------------------------
+
+
+class WorkerSpec(Struct, frozen=True):
+    """What a worker said of itself at registration. Nothing in here is assumed by the router."""
+
+    url: str
+    models: tuple[str, ...] = ()  # base model names it answers to; empty means any
+    adapters: tuple[str, ...] = ()  # adapter (LoRA) names it has loaded
+    block_size_tokens: int | None = None  # None: unknown, so cache scoring is off for it
+    ranks: int = 1  # data-parallel ranks that publish and can be addressed separately
+    role: str = "both"  # both | prefill | decode
+    max_active_requests: int | None = None
+    sends_events: bool = True
+    sends_usage: bool = True
+    engine: str = "unknown"
+    models_payload: bool | None = None  # False for mocks: no KV tensor is modelled
+    hash_space: str = ""  # workers whose engines hash alike; informational
+
+
+class WorkerJoined(Struct, frozen=True):
+    """A worker registered, or came back as a new incarnation (which starts with an empty residency)."""
+
+    worker: WorkerId
+    spec: WorkerSpec
+
+
+class WorkerLeft(Struct, frozen=True):
+    """An operator or discovery removed the worker. Everything known of it is forgotten."""
+
+    name: str
+
+
+class ProbeAnswered(Struct, frozen=True):
+    """One health probe ended."""
+
+    worker: WorkerId
+    ok: bool
+    detail: str = ""
+
+
+class LoadReported(Struct, frozen=True):
+    """Gauges scraped from a worker; None for a gauge it does not have (unavailable is not zero)."""
+
+    worker: WorkerId
+    rank: int = 0
+    running_requests: int | None = None
+    waiting_requests: int | None = None
+    kv_usage_ratio: float | None = None
+
+
+class WorkerDrained(Struct, frozen=True):
+    """An operator asked that the worker gets no new requests."""
+
+    name: str
+
+
+class WorkerResumed(Struct, frozen=True):
+    """An operator put a drained worker back."""
+
+    name: str
+
+
+# --- KV events ---------------------------------------------------------------------------------------------------
+
+
+class BlocksStored(Struct, frozen=True, eq=False):
+    """A chain of blocks became reusable on a worker.
+
+    `hashes` are the engine's own names (only ever compared within one worker); `token_ids` has
+    `len(hashes) * block_size_tokens` entries, or is None when the engine announces a copy in another tier without tokens.
+    """
+
+    hashes: tuple[int, ...]
+    parent: int | None
+    token_ids: TokenIds | None
+    block_size_tokens: int
+    adapter: str | None = None
+    salt: str | None = None
+    media: tuple[str | None, ...] | None = None  # per block: digest of multimodal input that lies in it
+    tier: Tier = Tier.GPU
+
+
+class BlocksRemoved(Struct, frozen=True):
+    """One copy of each hash is gone from the tier."""
+
+    hashes: tuple[int, ...]
+    tier: Tier = Tier.GPU
+
+
+class BlocksCleared(Struct, frozen=True):
+    """Everything is gone from one tier, or from all of them (`tier=None`)."""
+
+    tier: Tier | None = None
+
+
+class EventsSkipped(Struct, frozen=True):
+    """Events that the decoder understood well enough to ignore (another cache group, say); they are counted."""
+
+    kind: str
+    count: int = 1
+
+
+KvEvent = BlocksStored | BlocksRemoved | BlocksCleared | EventsSkipped
+
+
+class KvBatch(Struct, frozen=True, eq=False):
+    """One message of a worker's event stream: `seq` counts from 0 per incarnation and rank."""
+
+    worker: WorkerId
+    rank: int
+    seq: int
+    events: tuple[KvEvent, ...]
+
+
+class ReplayArrived(Struct, frozen=True, eq=False):
+    """The answer to `RequestReplay`: what the worker still had, oldest first, from the sequence asked for or later."""
+
+    worker: WorkerId
+    rank: int
+    batches: tuple[KvBatch, ...]
+
+
+class ReplayUnavailable(Struct, frozen=True):
+    """The worker has no replay endpoint or did not answer in time."""
+
+    worker: WorkerId
+    rank: int
+    detail: str = ""
+
+
+class ResidencyReset(Struct, frozen=True):
+    """Somebody cleared the worker's cache through us, or asked us to forget: its residency is dropped now."""
+
+    name: str
+    replay: bool = False  # ask the worker for its whole history afterwards
+
+
+# --- requests ----------------------------------------------------------------------------------------------------
+
+
+class RequestArrived(Struct, frozen=True, eq=False):
+    """A client request that wants a worker. `request_id` is unique among live requests."""
+
+    request_id: str
+    prompt: Prompt
+    model: str | None = None
+    adapter: str | None = None
+    session_id: str | None = None
+    tenant: Tenant = Tenant()
+    path: str = "/v1/completions"
+    expected_output_tokens: int | None = None
+    priority: int = 0
+    draw: int = 0  # the host's chance for this request (uniform 64 bit); the router itself never draws
+
+
+class AttemptAccepted(Struct, frozen=True):
+    """The worker took the request: connected and written in full. Session bindings are made here, not earlier."""
+
+    request_id: str
+    attempt: int
+
+
+class FirstByteRelayed(Struct, frozen=True):
+    """The first response byte went to the client. From here on nothing is retried."""
+
+    request_id: str
+
+
+class FirstTokenSeen(Struct, frozen=True):
+    """The first generated token passed: prefill is over."""
+
+    request_id: str
+
+
+class AttemptFailed(Struct, frozen=True):
+    """One attempt ended badly. Which side is at fault is said by `fault`."""
+
+    request_id: str
+    attempt: int
+    fault: Fault
+    http_status: int | None = None
+    retry_after_s: float | None = None
+    detail: str = ""
+
+
+class RequestFinished(Struct, frozen=True):
+    """The worker's response was relayed to its end (4xx answers included: they are the worker's own words)."""
+
+    request_id: str
+    http_status: int
+    usage: Usage = Usage()
+    itl_ms: tuple[float, ...] = ()  # gaps between output chunks, as many as the host kept
+    finish_reason: str | None = None
+    worker_said: Mapping[str, str] | None = None
+
+
+class ClientLeft(Struct, frozen=True):
+    """The client closed its side before the end."""
+
+    request_id: str
+    itl_ms: tuple[float, ...] = ()
+
+
+class DecisionTimed(Struct, frozen=True):
+    """How long the host saw the decision take, in microseconds (hashing apart); for the receipt only."""
+
+    request_id: str
+    decision_us: float
+
+
+class SessionClosed(Struct, frozen=True):
+    """The session ended; its binding goes and does not come back under the same id by itself."""
+
+    session_id: str
+
+
+# --- the operator and the clock ----------------------------------------------------------------------------------
+
+
+class PolicyChanged(Struct, frozen=True):
+    """Switch the policy for all requests that arrive from now on."""
+
+    policy: str
+    scorer: str | None = None
+
+
+class WokeUp(Struct, frozen=True):
+    """A `WakeAt` that the router asked for is due."""
+
+
+Event = (
+    RequestArrived
+    | AttemptAccepted
+    | FirstByteRelayed
+    | FirstTokenSeen
+    | RequestFinished
+    | DecisionTimed
+    | KvBatch
+    | LoadReported
+    | ProbeAnswered
+    | AttemptFailed
+    | ClientLeft
+    | WokeUp
+    | ReplayArrived
+    | ReplayUnavailable
+    | ResidencyReset
+    | WorkerJoined
+    | WorkerLeft
+    | WorkerDrained
+    | WorkerResumed
+    | SessionClosed
+    | PolicyChanged
+)
