@@ -1,0 +1,38 @@
+"""What an operator decides about routing. Pure values; the edge builds them from the configuration."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Weights(Struct, frozen=True):
+    """Factors of the `weights` scorer. Each load term has its own unit, see `policy/cache_load.py`."""
+
+    alpha: float = 1.0  # credit per reusable block
+    beta: float = 0.002  # debit per active prefill token
+    gamma: float = 0.005  # debit per active decode block
+    delta: float = 0.05  # debit per ms of estimated transfer
+
+
+class RouterSettings(Struct, frozen=True, kw_only=True):
+    """Everything `Router` needs to know beforehand. Bounds are part of it: whatever grows has a limit here."""
+
+    policy: str = "cache_load"
+    scorer: str = "predict"
+    weights: Weights = Weights()
+    affinity_ttl_s: float | None = 300.0
+    affinity_hard: bool = False  # True: a bound session waits for its worker's return instead of moving
+    max_sessions: int = 100_000
+    retry_attempts: int = 3  # attempts per request, the first included
+    retry_budget_ratio: float = 0.2  # retries per first attempt over the fleet, beyond a small fixed allowance
+    health_failures: int = 2
+    health_successes: int = 1
+    speculative_deadline_s: float = 60.0
+    max_orphan_blocks: int = 50_000  # per worker rank
+    max_approximate_blocks: int = 200_000  # per worker rank without events
+    max_pending_batches: int = 10_000  # held per worker rank while a replay is under way
+    replay_timeout_s: float = 5.0
+    initial_prefill_tokens_per_s: float = 8_000.0  # until a worker's own rate is learned
+    key_seed: bytes = b""
+    seed: int = 0
+    manifest_digest: str | None = None
