@@ -1,0 +1,16 @@
+"""The real clocks. Durations and deadlines come from the monotonic one; only people and files see wall time."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+
+def monotonic_s() -> float:
+    """Seconds of this host's monotonic clock; comparable between processes of one host, not between hosts."""
+    return time.monotonic()
+
+
+def wall_time() -> str:
+    """Now in UTC, ISO 8601 with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

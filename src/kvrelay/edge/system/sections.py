@@ -1,0 +1,319 @@
+"""Every configuration key: its default, its unit (last word of the name), its legal range and what turning it does.
+
+A key that is published but that nothing reads yet carries `unsupported`: it is validated, and setting it to anything
+but its default stops the start. Accepting it silently would be a promise that is not kept.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from kvrelay.core.routing.settings import RouterSettings, Weights
+from kvrelay.edge.system.urls import BadUrl, canonical_worker_url, name_from_url
+
+PolicyName = Literal["cache_load", "least_load", "random", "round_robin", "sticky"]
+ScorerName = Literal["predict", "weights"]
+AdapterName = Literal["auto", "vllm", "sglang", "llamacpp", "openai", "mock"]
+RoleName = Literal["both", "prefill", "decode"]
+
+_ROUTER = RouterSettings()
+_WEIGHTS = Weights()
+_NAME = re.compile(r"^[A-Za-z0-9_.:\[\]-]{1,80}$")
+
+
+class Section(BaseModel):
+    """A table of the file: frozen, and closed to keys that it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+def key(default: Any, meaning: str, effect: str, **limits: Any) -> Any:
+    """A key with what it means and what raising, lowering or setting it does."""
+    return Field(default, description=meaning, json_schema_extra={"effect": effect}, **limits)
+
+
+def _only(*supported: object) -> AfterValidator:
+    def check(value: Any) -> Any:
+        if value not in supported:
+            raise PydanticCustomError("unsupported", "supported: {supported}", {"supported": list(supported)})
+        return value
+
+    return AfterValidator(check)
+
+
+def _worker_url(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return canonical_worker_url(value)
+    except BadUrl as error:
+        raise PydanticCustomError("worker_url", "{reason}", {"reason": str(error)}) from error
+
+
+def _name(value: str) -> str:
+    if not _NAME.match(value):
+        raise PydanticCustomError("name", "letters, digits and . _ : [ ] -, at most 80 of them", {})
+    return value
+
+
+def _event_endpoint(value: str) -> str:
+    if value not in ("auto", "none") and not value.removeprefix("bind:").startswith(("tcp://", "ipc://")):
+        raise PydanticCustomError(
+            "event_endpoint", "`auto`, `none`, tcp://HOST:PORT, ipc://PATH, or bind: before one of the two", {}
+        )
+    return value
+
+
+class Timeouts(Section):
+    connect_s: float = key(
+        2.0,
+        "Longest wait for a TCP connection to a worker.",
+        "Lower: a dead worker is given up sooner. Higher: slow networks are tolerated.",
+        gt=0,
+        le=300,
+    )
+    first_byte_s: float = key(
+        300.0,
+        "Longest wait from the request being written to the first byte of the worker's answer.",
+        "It must be longer than the longest prefill plus queueing. Lower: a stuck worker is noticed sooner.",
+        gt=0,
+        le=86_400,
+    )
+    idle_s: float = key(
+        60.0,
+        "Longest silence in the middle of an answer.",
+        "Lower: a hanging stream is broken off sooner. Higher: slow decodes are tolerated.",
+        gt=0,
+        le=86_400,
+    )
+    total_s: float = key(
+        1800.0,
+        "Longest time for one client request, all its attempts together.",
+        "Higher: long generations may end. Lower: resources come back sooner.",
+        gt=0,
+        le=604_800,
+    )
+
+
+class Limits(Section):
+    body_bytes: int = key(
+        64 * 2**20,
+        "Largest request body; a larger one is answered 413.",
+        "Higher: longer contexts and images pass, more memory per connection.",
+        ge=1024,
+        le=2**31,
+    )
+    header_bytes: int = key(
+        64 * 2**10,
+        "Largest request head; a larger one is answered 431.",
+        "Higher: longer cookies and tokens pass.",
+        ge=1024,
+        le=2**20,
+    )
+    queue_depth: Annotated[int, _only(0)] = key(
+        0,
+        "Requests that may wait in the gateway for a free worker; 0: none wait.",
+        "Not built yet.",
+        ge=0,
+        le=1_000_000,
+    )
+    queue_wait_s: Annotated[float, _only(0.0)] = key(
+        0.0, "Longest wait in that queue.", "Not built yet.", ge=0, le=3600
+    )
+
+
+class Drain(Section):
+    grace_s: float = key(
+        30.0,
+        "After SIGTERM: how long running requests may still take.",
+        "Higher: fewer streams are cut. Lower: restarts are quicker.",
+        ge=0,
+        le=3600,
+    )
+
+
+class GatewaySection(Section):
+    host: str = key("127.0.0.1", "Address of the data port.", "Anything but loopback needs TLS or `insecure`.")
+    port: int = key(8000, "The data port; 0 takes a free one.", "Clients talk to this port.", ge=0, le=65535)
+    admin_host: str = key("127.0.0.1", "Address of the admin port.", "Anything but loopback needs a token.")
+    admin_port: int = key(8001, "The admin port; 0 takes a free one.", "/metrics and /admin live here.", ge=0, le=65535)
+    policy: PolicyName = key("cache_load", "How a worker is chosen.", "Can be switched live on the admin port.")
+    scorer: ScorerName = key(
+        "predict",
+        "Scorer of `cache_load`: predicted time to first token, or stated weights.",
+        "`weights` makes the factors of [policy.cache_load] effective.",
+    )
+    processes: Annotated[int, _only(1)] = key(
+        1, "Gateway processes that share the port.", "Not built yet.", ge=1, le=64
+    )
+    insecure: bool = key(
+        False,
+        "Allow listeners beyond loopback without TLS and credentials.",
+        "true: whoever reaches the port can use it; said at start.",
+    )
+    admin_token_file: Path | None = key(
+        None, "File with the bearer token of the admin port.", "Set: every admin call needs the token."
+    )
+    tls_cert: Path | None = key(None, "Certificate chain (PEM) of the data port.", "Set with tls_key: HTTPS.")
+    tls_key: Path | None = key(None, "Private key (PEM) of the data port.", "Set with tls_cert: HTTPS.")
+    timeouts: Timeouts = Timeouts()
+    limits: Limits = Limits()
+    drain: Drain = Drain()
+
+    @model_validator(mode="after")
+    def _certificate_has_its_key(self) -> GatewaySection:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise PydanticCustomError("tls_pair", "set both `tls_cert` and `tls_key`, or neither", {})
+        return self
+
+
+class WorkerConfig(Section):
+    """One `[[workers]]` entry; also what POST /admin/workers builds."""
+
+    url: Annotated[str, BeforeValidator(_worker_url)] = Field(
+        description="Base URL of the worker.",
+        json_schema_extra={"effect": "Made canonical; /v1 at its end is not added twice."},
+    )
+    name: Annotated[str, AfterValidator(_name)] = key(
+        "", "Name in receipts, metrics and the admin API.", "Default: host and port of the URL.", validate_default=False
+    )
+    model: str | None = key(None, "Model it serves.", "Default: what the worker itself says.")
+    role: Annotated[RoleName, _only("both")] = key("both", "Part of the work it takes.", "Only `both` so far.")
+    api_key_file: Path | None = key(None, "File with the key that the worker wants.", "Sent to this worker only.")
+    events: Annotated[str, AfterValidator(_event_endpoint)] = key(
+        "auto",
+        "Where its KV events are published.",
+        "`auto` asks the worker; `none` makes its residency approximate; bind: lets the worker connect to us.",
+    )
+    replay: Annotated[str, AfterValidator(_event_endpoint)] = key(
+        "auto", "Its replay endpoint.", "`auto` asks the worker; `none`: a gap drops what is known of it."
+    )
+    topic: str = key("", "Event topic prefix to subscribe to.", "Empty: what the worker says, else every topic.")
+    adapter: Annotated[AdapterName, _only("auto", "vllm", "openai", "mock")] = key(
+        "auto", "Kind of engine.", "`auto` asks the worker; `openai` expects nothing beyond the OpenAI paths."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_from_url(cls, data: Any) -> Any:
+        if isinstance(data, dict) and not data.get("name") and isinstance(data.get("url"), str):
+            try:
+                return {**data, "name": name_from_url(canonical_worker_url(data["url"]))}
+            except BadUrl:
+                return data  # the url's own validator says what is wrong
+        return data
+
+
+class HealthSection(Section):
+    interval_s: float = key(
+        1.0,
+        "Time between two probes (and two load scrapes) of one worker.",
+        "Lower: failures and returns are seen sooner, more requests to the workers.",
+        ge=0.05,
+        le=3600,
+    )
+    timeout_s: float = key(
+        5.0,
+        "Longest wait for a probe's answer.",
+        "Lower: a hanging worker is out sooner. Higher: a busy worker's slow answers are tolerated.",
+        gt=0,
+        le=300,
+    )
+    failures: int = key(
+        _ROUTER.health_failures, "Failures in a row that take a worker out.", "Higher: calmer, slower.", ge=1, le=1000
+    )
+    successes: int = key(
+        _ROUTER.health_successes, "Successes in a row that put it back.", "Higher: calmer, slower.", ge=1, le=1000
+    )
+
+
+class AffinitySection(Section):
+    header: str = key("x-session-id", "Request header that names the session.", "x-dynamo-session-id is read as well.")
+    ttl_s: float = key(
+        300.0,
+        "How long a session stays bound after its last request; 0: the header is identity only.",
+        "Higher: later turns still find their worker. Lower: load evens out sooner.",
+        ge=0,
+        le=604_800,
+    )
+    hard: bool = key(
+        False, "Wait for a bound worker's return instead of moving.", "true: no answer while that worker is down."
+    )
+
+
+class RetrySection(Section):
+    attempts: int = key(
+        _ROUTER.retry_attempts, "Attempts per request, the first included.", "1: nothing is retried.", ge=1, le=10
+    )
+    budget_ratio: float = key(
+        _ROUTER.retry_budget_ratio,
+        "Retries per first attempt over the whole fleet.",
+        "Higher: more requests survive a failure, more extra load during it.",
+        ge=0,
+        le=10,
+    )
+    migrate: Annotated[bool, _only(False)] = key(False, "Continue a broken stream elsewhere.", "Not built yet.")
+
+
+class TokensSection(Section):
+    tokenizer: Path | None = key(
+        None, "tokenizer.json of the served model.", "Set: prompts are tokenized here. Unset: the worker is asked."
+    )
+    template: Path | None = key(None, "Chat template (jinja) of the served model.", "Needed to tokenize chats here.")
+    cache_mb: int = key(64, "Memory for token ids of texts seen before.", "Higher: fewer repeats.", ge=0, le=65_536)
+
+
+class CacheLoadSection(Section):
+    """Factors of `alpha x reusable - beta x active prefill - gamma x active decode - delta x transfer`."""
+
+    alpha: float = key(_WEIGHTS.alpha, "Credit per reusable block.", "Higher: caches attract more.", ge=0, le=1e6)
+    beta: float = key(
+        _WEIGHTS.beta, "Debit per active prefill token.", "Higher: queued prefills repel more.", ge=0, le=1e6
+    )
+    gamma: float = key(
+        _WEIGHTS.gamma, "Debit per active decode block.", "Higher: busy decoders repel more.", ge=0, le=1e6
+    )
+    delta: float = key(
+        _WEIGHTS.delta, "Debit per ms of estimated transfer.", "Higher: far copies are worth less.", ge=0, le=1e6
+    )
+
+
+class PolicySection(Section):
+    cache_load: CacheLoadSection = CacheLoadSection()
+
+
+class ReceiptsSection(Section):
+    path: Path | None = key(
+        None, "File for route receipts, one JSON line each.", "Unset: only the last ones, in memory, on the admin port."
+    )
+    rotate_mb: int = key(64, "Size at which the file is rotated.", "Higher: fewer, larger files.", ge=1, le=65_536)
+    keep: int = key(8, "Rotated files kept; older ones are deleted.", "Higher: longer history.", ge=0, le=10_000)
+
+
+class TenantSection(Section):
+    api_keys_file: Path | None = key(None, "File with the tenant's API keys, one a line.", "A key decides the tenant.")
+    salt_file: Path | None = key(None, "File with the tenant's salt.", "Its prefixes match nobody else's.")
+    trust_group: Annotated[str | None, _only(None)] = key(None, "Tenants that may share prefixes.", "Not built yet.")
+    retention_s: Annotated[float | None, _only(None)] = key(None, "How long stored KV is kept.", "Not built yet.")
+
+
+class StoreTier(Section):
+    kind: Literal["memory", "file", "valkey", "s3", "mooncake", "peer"] = Field(description="Kind of store.")
+    url: str = Field(description="Where it is.")
+    bytes: int | None = key(None, "Most bytes kept there.", "Not built yet.", ge=1)
+    ttl_s: float | None = key(None, "How long they are kept.", "Not built yet.", gt=0)
+
+
+class StoreSection(Section):
+    failure_policy: Annotated[Literal["recompute", "fail", "fallback"], _only("recompute")] = key(
+        "recompute", "What a failed load leads to.", "Not built yet."
+    )
+    deadline_ms: Annotated[float, _only(50.0)] = key(
+        50.0, "Longest wait for a load.", "Not built yet.", gt=0, le=60_000
+    )
+    tiers: Annotated[tuple[StoreTier, ...], _only(())] = key((), "Tiers, nearest first.", "Not built yet.")
