@@ -1,13 +1,13 @@
 """Paged blocks as vLLM keeps them: reference counts, a free queue in LRU order, eviction only on re-use.
 
-A block that nobody references stays findable: it waits in the free queue with its name and its payload. It loses them only
-when the queue's head reaches it and it is handed out for other data ("lazy eviction"), so BlockRemoved comes with the
-batch that needed the space and never earlier. Two blocks may carry one name: a prompt that is a whole number of blocks
-computes its last block again on a full hit. Keeping both (rather than folding them) lets a block table only ever grow at
-its end; each copy is announced and removed on its own.
+A block that nobody references stays findable: it waits in the free queue with its name and its payload. It loses them
+only when the queue's head reaches it and it is handed out for other data ("lazy eviction"), so BlockRemoved comes
+with the batch that needed the space and never earlier. Two blocks may carry one name: a prompt that is a whole number
+of blocks computes its last block again on a full hit. Keeping both (rather than folding them) lets a block table only
+ever grow at its end; each copy is announced and removed on its own.
 
-Invariants: a block is in the free queue exactly when its reference count is 0; a name maps to the blocks that carry it, in
-the order in which they got it; no name is empty of blocks.
+Invariants: a block is in the free queue exactly when its reference count is 0; a name maps to the blocks that carry
+it, in the order in which they got it; no name is empty of blocks.
 """
 
 from __future__ import annotations

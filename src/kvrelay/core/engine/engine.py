@@ -1,8 +1,8 @@
 """The mock engine: one machine, `step(now_s, event) -> effects`.
 
-The worker process drives it with a real clock, the simulator with a virtual one. A step begins (`StepStarted`) as soon as
-there is work and none is under way; the host sends `StepEnded` at its `ends_at_s`. Everything a client or a router can see
-of a step is an effect of its end, in this order: the event batch, then the tokens.
+The worker process drives it with a real clock, the simulator with a virtual one. A step begins (`StepStarted`) as
+soon as there is work and none is under way; the host sends `StepEnded` at its `ends_at_s`. Everything a client or a
+router can see of a step is an effect of its end, in this order: the event batch, then the tokens.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The verifiable stand-in for KV data, and the model that reads it.
 
 A real KV block is a function of the weights and of every token before it. So is a payload: a digest chained over the
-parent's payload, the block's tokens and what separates namespaces (model, adapter, salt). It is on purpose not the look-up
-hash: a block found under the right hash with the wrong payload is exactly what a mock exists to reveal.
+parent's payload, the block's tokens and what separates namespaces (model, adapter, salt). It is on purpose not the
+look-up hash: a block found under the right hash with the wrong payload is exactly what a mock exists to reveal.
 
-The next token is a function of the payloads that the engine really reads, of the tail that lies in no full block yet, and
-of nothing else. Right KV gives the same text with and without a hit; wrong KV gives other text.
+The next token is a function of the payloads that the engine really reads, of the tail that lies in no full block yet,
+and of nothing else. Right KV gives the same text with and without a hit; wrong KV gives other text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Continuous batching: what one engine step computes, decided in vLLM's order.
 
-Sequences that already run come first and in order of admission, so decodes precede the rest of a chunked prefill; what is
-left of the token budget admits waiting sequences, first come first served. When blocks run out, the youngest running
-sequence is preempted: it gives everything back and is computed again later (its prefix may still be cached by then).
+Sequences that already run come first and in order of admission, so decodes precede the rest of a chunked prefill;
+what is left of the token budget admits waiting sequences, first come first served. When blocks run out, the youngest
+running sequence is preempted: it gives everything back and is computed again later (its prefix may still be cached by
+then).
 """
 
 from __future__ import annotations
