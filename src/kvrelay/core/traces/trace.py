@@ -1,0 +1,67 @@
+"""A trace: sessions of turns whose prompts are known by block ids only. There is no prompt text anywhere.
+
+Rows are cumulative: a turn's `block_ids` cover its whole context, in order. Two turns share a prefix exactly as far as
+their ids agree *within one scope*: the same id in two scopes names two different contents.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+# A session (or a trace with its sub-agents) has its own ids, or one numbering serves the whole file.
+SESSION_SCOPE, GLOBAL_SCOPE = "session", "global"
+
+
+class TraceError(Exception):
+    """The file is not a trace that we can read: which line, what was found, what would have been right."""
+
+    def __init__(self, line: int, found: str, legal: str) -> None:
+        super().__init__(f"line {line}: {found}; {legal}")
+        self.line = line
+        self.found = found
+        self.legal = legal
+
+
+class Turn(Struct, frozen=True):
+    """One request. `due_ms` counts from the start of its session."""
+
+    due_ms: float
+    think_ms: float  # least pause after the end of the session's previous turn
+    block_ids: tuple[int, ...]
+    input_tokens: int
+    output_tokens: int
+
+
+class Session(Struct, frozen=True):
+    """Turns in their order; the next one may only start when the one before it has ended."""
+
+    session_id: str
+    scope: str
+    turns: tuple[Turn, ...]
+    start_ms: float = 0.0  # on the trace's clock
+    parent_id: str | None = None  # the session that started this one as its sub-agent
+
+
+class Trace(Struct, frozen=True):
+    """Sessions in file order, all on one clock."""
+
+    block_size_tokens: int
+    hash_scope: str
+    sessions: tuple[Session, ...]
+
+    @property
+    def requests(self) -> int:
+        return sum(len(session.turns) for session in self.sessions)
+
+    @property
+    def input_tokens(self) -> int:
+        return sum(turn.input_tokens for session in self.sessions for turn in session.turns)
+
+    def limitations(self) -> tuple[str, ...]:
+        """What results on this trace cannot show."""
+        if self.hash_scope != SESSION_SCOPE:
+            return ()
+        return (
+            "Block ids of this trace are local to a session and its sub-agents: a system prompt or tool list that "
+            "several sessions share cannot be seen, so reuse across sessions is understated.",
+        )

@@ -1,0 +1,109 @@
+"""Importer of agent-session traces: one JSON object a line per session, as kv-cache-tester publishes them.
+
+A `subagent` entry holds a list of requests of its own. It becomes a session of its own that starts at the entry's time;
+its ids live in its parent's scope (sub-agents of one parent share their tool list and system prompt). Its requests
+run beside the parent's next turns, as they did when the trace was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from kvrelay.core.traces.trace import GLOBAL_SCOPE, SESSION_SCOPE, Session, Trace, TraceError, Turn
+
+# Traces are shared between companies because they hold no text; a file that has some is refused rather than read.
+TEXT_MEMBERS = frozenset({"prompt", "messages", "content", "text", "response", "completion"})
+
+
+class _Entry(msgspec.Struct):
+    t: float
+    type: str
+    input_tokens: int | None = msgspec.field(name="in", default=None)
+    output_tokens: int | None = msgspec.field(name="out", default=None)
+    hash_ids: tuple[int, ...] | None = None
+    api_time: float | None = None
+    think_time: float | None = None
+    agent_id: str | None = None
+    requests: tuple[_Entry, ...] | None = None
+
+
+class _Line(msgspec.Struct):
+    id: str
+    block_size: int
+    requests: tuple[_Entry, ...]
+    hash_id_scope: str = "local"
+
+
+def read_weka(lines: Iterable[bytes], *, session_gap_ms: float = 60_000.0) -> Trace:
+    """Sessions carry no absolute times, so session k of the file starts at k x `session_gap_ms`."""
+    sessions: list[Session] = []
+    block_size_tokens, hash_scope = None, SESSION_SCOPE
+    for position, (number, record) in enumerate(_decode(lines)):
+        if block_size_tokens not in (None, record.block_size):
+            raise TraceError(
+                number, f"block_size {record.block_size}", f"one file has one block size, {block_size_tokens}"
+            )
+        block_size_tokens = record.block_size
+        hash_scope = SESSION_SCOPE if record.hash_id_scope == "local" else GLOBAL_SCOPE
+        sessions += _sessions(number, record, position * session_gap_ms)
+    if block_size_tokens is None:
+        raise TraceError(1, "an empty file", "one session as a JSON object per line")
+    return Trace(block_size_tokens, hash_scope, tuple(sessions))
+
+
+def _decode(lines: Iterable[bytes]) -> Iterator[tuple[int, _Line]]:
+    decoder = msgspec.json.Decoder(_Line)
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        _refuse_text(number, line)
+        try:
+            yield number, decoder.decode(line)
+        except msgspec.ValidationError as problem:
+            raise TraceError(
+                number, str(problem), "members id, block_size, requests[t, type, in, out, hash_ids]"
+            ) from (problem)
+        except msgspec.DecodeError as problem:
+            raise TraceError(number, f"not JSON ({problem})", "one session as a JSON object per line") from problem
+
+
+def _refuse_text(number: int, line: bytes) -> None:
+    found = sorted(name for name in TEXT_MEMBERS if b'"%s":' % name.encode() in line)
+    if found:
+        raise TraceError(number, f"a member `{found[0]}` with text", "traces with block ids only, no prompt text")
+
+
+def _sessions(number: int, record: _Line, start_ms: float) -> list[Session]:
+    scope = record.id if record.hash_id_scope == "local" else ""
+    own = [entry for entry in record.requests if entry.requests is None]
+    sessions = [Session(record.id, scope, _turns(number, own), start_ms)] if own else []
+    for entry in record.requests:
+        if entry.requests is not None:
+            name = f"{record.id}/{entry.agent_id or f'agent_{len(sessions):03d}'}"
+            turns = _turns(number, entry.requests)
+            sessions.append(Session(name, scope, turns, start_ms + entry.t * 1000, parent_id=record.id))
+    return sessions
+
+
+def _turns(number: int, entries: Iterable[_Entry]) -> tuple[Turn, ...]:
+    turns: list[Turn] = []
+    before: _Entry | None = None
+    for entry in entries:
+        if entry.input_tokens is None or entry.output_tokens is None or entry.hash_ids is None:
+            raise TraceError(number, f"a request at t={entry.t} without in, out or hash_ids", "all three are needed")
+        turns.append(
+            Turn(entry.t * 1000, _think_ms(entry, before), entry.hash_ids, entry.input_tokens, entry.output_tokens)
+        )
+        before = entry
+    return tuple(turns)
+
+
+def _think_ms(entry: _Entry, before: _Entry | None) -> float:
+    """What the trace says, or else the time since the previous answer was there."""
+    if before is None:
+        return 0.0
+    if entry.think_time is not None:
+        return entry.think_time * 1000
+    return max(0.0, (entry.t - before.t - (before.api_time or 0.0)) * 1000)
