@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from msgspec import Struct
-from pydantic import BaseModel, PrivateAttr, ValidationError, field_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
@@ -51,7 +51,7 @@ class Config(Section):
     tokens: TokensSection = TokensSection()
     policy: PolicySection = PolicySection()
     receipts: ReceiptsSection = ReceiptsSection()
-    tenants: dict[str, TenantSection] = {}
+    tenants: dict[str, TenantSection] = Field(default_factory=dict)
     store: StoreSection = StoreSection()
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
@@ -241,6 +241,7 @@ def _unknown_key(loc: tuple[int | str, ...], dotted: str, source: str) -> Proble
     name = str(loc[-1])
     parent = dotted.rpartition(".")[0]
     close = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
+    nearest: str | None
     if close:
         nearest = f"{parent}.{close[0]}" if parent else close[0]
     else:  # right word, wrong table

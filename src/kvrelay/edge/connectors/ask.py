@@ -1,0 +1,78 @@
+"""Questions to a worker over HTTP. The one place where the client library's exceptions become ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from kvrelay.edge.connectors.base import WorkerAnswerUnusable, WorkerUnreachable
+
+MAX_ANSWER_BYTES = 64 * 2**20
+
+T = TypeVar("T")
+
+
+class Answer(Struct, frozen=True):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+async def get(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Answer:
+    """The answer, whatever its status. Raises WorkerUnreachable."""
+    return await _ask(session, "GET", url, headers, None)
+
+
+async def get_json(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], kind: type[T]) -> T:
+    """The answer's body as `kind`. Raises WorkerUnreachable or WorkerAnswerUnusable."""
+    return as_json(await get(session, url, headers), url, kind)
+
+
+async def post_json(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], payload: Mapping[str, Any], kind: type[T]
+) -> T:
+    """The answer's body as `kind`. Raises WorkerUnreachable or WorkerAnswerUnusable."""
+    return as_json(await _ask(session, "POST", url, headers, msgspec.json.encode(payload)), url, kind)
+
+
+def as_json(answer: Answer, url: str, kind: type[T]) -> T:
+    if answer.status != 200:
+        raise WorkerAnswerUnusable(f"{url} answered {answer.status}")
+    try:
+        return msgspec.json.decode(answer.body, type=kind)
+    except msgspec.DecodeError as error:
+        raise WorkerAnswerUnusable(f"{url} answered something else: {error}") from error
+
+
+async def _ask(
+    session: aiohttp.ClientSession, method: str, url: str, headers: Mapping[str, str], body: bytes | None
+) -> Answer:
+    if body is not None:
+        headers = {**headers, "content-type": "application/json"}
+    try:
+        async with session.request(method, url, headers=headers, data=body, allow_redirects=False) as response:
+            content = await _read_bounded(response, url)
+            return Answer(response.status, response.headers, content)
+    except aiohttp.ClientConnectorError as error:
+        refused = isinstance(error.os_error, ConnectionRefusedError)
+        raise WorkerUnreachable("connection refused" if refused else str(error), refused=refused) from error
+    except TimeoutError as error:
+        raise WorkerUnreachable("no answer in time", refused=False) from error
+    except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
+        raise WorkerUnreachable(f"{type(error).__name__}: {error}", refused=False) from error
+
+
+async def _read_bounded(response: aiohttp.ClientResponse, url: str) -> bytes:
+    parts: list[bytes] = []
+    size_bytes = 0
+    async for part in response.content.iter_chunked(2**18):
+        size_bytes += len(part)
+        if size_bytes > MAX_ANSWER_BYTES:
+            raise WorkerAnswerUnusable(f"{url} answered more than {MAX_ANSWER_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,28 @@
+"""Our own mock worker: vLLM's dialect, and an incarnation that it states itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from kvrelay.edge.connectors import ask
+from kvrelay.edge.connectors.base import Description
+from kvrelay.edge.connectors.vllm.connector import VllmConnector
+from kvrelay.edge.system.urls import join_url
+
+
+class _State(Struct):
+    incarnation: str
+
+
+class MockConnector(VllmConnector):
+    name = "mock"
+
+    async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
+        state = await ask.get_json(session, join_url(url, "/mock/state"), headers, _State)
+        description = await super().describe(session, url, headers)
+        spec = msgspec.structs.replace(description.spec, models_payload=False)
+        return msgspec.structs.replace(description, spec=spec, incarnation=state.incarnation)

@@ -1,0 +1,69 @@
+"""Any server with the OpenAI paths: no events, no metrics page, no tokenizer. Its residency is guessed from routing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+from msgspec import Struct
+
+from kvrelay.core.model.events import WorkerSpec
+from kvrelay.core.model.prompt import TokenIds, Usage
+from kvrelay.edge.connectors import ask, usage
+from kvrelay.edge.connectors.base import DecodedBatch, Description, MalformedEvents, Scrape, WorkerAnswerUnusable
+from kvrelay.edge.system.urls import join_url
+
+
+class _Model(Struct):
+    id: str
+    parent: str | None = None  # set for adapters
+    root: str | None = None
+
+
+class Models(Struct):
+    """The answer of /v1/models."""
+
+    data: list[_Model]
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        return tuple(model.id for model in self.data if model.parent is None)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return tuple(model.id for model in self.data if model.parent is not None)
+
+
+class OpenAiConnector:
+    name = "openai"
+
+    async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
+        models = await ask.get_json(session, join_url(url, "/v1/models"), headers, Models)
+        spec = WorkerSpec(url=url, models=models.bases, adapters=models.adapters, sends_events=False, engine=self.name)
+        return Description(spec=spec)
+
+    async def probe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> str | None:
+        answer = await ask.get(session, join_url(url, "/v1/models"), headers)
+        return None if answer.status < 500 else f"/v1/models answered {answer.status}"
+
+    async def scrape(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Scrape | None:
+        return None
+
+    def decode_events(self, payload: bytes) -> DecodedBatch:
+        raise MalformedEvents("this kind of worker has no events")
+
+    def usage_from_body(self, body: bytes) -> Usage:
+        return usage.usage_from_body(body)
+
+    def usage_from_sse(self, tail: bytes) -> Usage:
+        return usage.usage_from_sse(tail)
+
+    async def tokenize(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        payload: Mapping[str, Any],
+        headers: Mapping[str, str] | None = None,
+    ) -> TokenIds:
+        raise WorkerAnswerUnusable("this kind of worker has no tokenizer")

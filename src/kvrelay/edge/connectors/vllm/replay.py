@@ -1,0 +1,61 @@
+"""Asks a worker for event messages that it still has.
+
+The worker answers one request with many messages and an end marker. A request without the empty first frame is ignored
+there, and so is everything while its publisher thread is busy: hence the deadline, and no answer is an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import zmq
+import zmq.asyncio
+from msgspec import Struct
+
+SEQ_BYTES = 8
+END_SEQ = b"\xff" * SEQ_BYTES
+MAX_MESSAGES = 200_000
+
+
+class Replayed(Struct, frozen=True):
+    """All that the worker still had from the sequence asked for, oldest first."""
+
+    messages: tuple[tuple[int, bytes], ...]
+
+
+class NoReplay(Struct, frozen=True):
+    """The worker did not answer to the end."""
+
+    reason: str
+
+
+async def replay(
+    context: zmq.asyncio.Context, endpoint: str, *, from_seq: int, timeout_s: float
+) -> Replayed | NoReplay:
+    """Never raises for what the worker does; partial answers are no answer, for a hole in them would be unseen."""
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.IPV6, "[" in endpoint)
+    try:
+        socket.connect(endpoint)
+        await socket.send_multipart([b"", from_seq.to_bytes(SEQ_BYTES, "big")])
+        async with asyncio.timeout(timeout_s):
+            return await _until_end(socket)
+    except TimeoutError:
+        return NoReplay(f"no complete answer within {timeout_s:g} s")
+    except zmq.ZMQError as error:
+        return NoReplay(str(error))
+    finally:
+        socket.close(linger=0)
+
+
+async def _until_end(socket: zmq.asyncio.Socket) -> Replayed | NoReplay:
+    messages: list[tuple[int, bytes]] = []
+    while len(messages) < MAX_MESSAGES:
+        frames = await socket.recv_multipart()
+        if len(frames) != 4 or len(frames[2]) != SEQ_BYTES:
+            return NoReplay(f"malformed answer of {len(frames)} frames")
+        if frames[2] == END_SEQ:
+            return Replayed(tuple(messages))
+        messages.append((int.from_bytes(frames[2], "big"), frames[3]))
+    return NoReplay(f"more than {MAX_MESSAGES} messages")
