@@ -38,7 +38,7 @@ class EventSubscriber:
         self._loop = asyncio.get_running_loop()
         self._next_turn: asyncio.Handle | None = None
         self._socket = _subscribed_socket(context, source)
-        self._descriptor = self._socket.getsockopt(zmq.FD)
+        self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._turn)
         self._schedule()
 

@@ -1,0 +1,132 @@
+"""The fleet as the operator stated it: workers from the configuration, and those added or removed while running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import aiohttp
+import zmq
+import zmq.asyncio
+
+from kvrelay.core.model.effects import RequestReplay
+from kvrelay.core.model.events import (
+    Event,
+    ReplayUnavailable,
+    ResidencyReset,
+    WorkerDrained,
+    WorkerLeft,
+    WorkerResumed,
+)
+from kvrelay.edge.fleet.observer import FleetObserver, NoObserver
+from kvrelay.edge.fleet.watch import Surroundings, WorkerView, WorkerWatch
+from kvrelay.edge.system.config import Config, WorkerConfig
+
+
+class UnknownWorker(LookupError):
+    """No worker of that name is in the fleet."""
+
+
+class WorkerExists(Exception):
+    """The name or the URL is taken by another worker."""
+
+
+class Fleet:
+    """Feeds the router with everything that the workers say. `feed` is called in the event loop only."""
+
+    def __init__(
+        self,
+        settings: Config,
+        *,
+        feed: Callable[[Event], None],
+        clock: Callable[[], float],
+        observer: FleetObserver | None = None,
+    ) -> None:
+        self._settings = settings
+        self._feed = feed
+        self._clock = clock
+        self._observer = observer or NoObserver()
+        self._watches: dict[str, WorkerWatch] = {}
+        self._around: Surroundings | None = None
+
+    async def start(self) -> None:
+        """Begins to watch the configured workers; they may come later than this."""
+        health = self._settings.health
+        self._around = Surroundings(
+            # a connection of its own for each question: a kept one would hide a restart behind it
+            session=aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
+                timeout=aiohttp.ClientTimeout(total=health.timeout_s),
+            ),
+            sockets=zmq.asyncio.Context(),
+            feed=self._feed,
+            clock=self._clock,
+            observer=self._observer,
+            interval_s=health.interval_s,
+        )
+        for worker in self._settings.workers:
+            await self.add(worker)
+
+    async def stop(self) -> None:
+        """Ends every task and socket; may be called again."""
+        for watch in self._watches.values():
+            await watch.stop()
+        self._watches.clear()
+        if self._around is not None:
+            await self._around.session.close()
+            self._around.sockets.destroy(linger=0)
+            self._around = None
+
+    async def add(self, worker: WorkerConfig) -> None:
+        """Raises WorkerExists, or OSError when its key file cannot be read."""
+        assert self._around is not None, "start() comes first"
+        for known in self._watches.values():
+            if worker.name == known.config.name or worker.url == known.config.url:
+                raise WorkerExists(f"{known.config.name} at {known.config.url}")
+        watch = WorkerWatch(worker, _headers(worker.api_key_file), self._around)
+        self._watches[worker.name] = watch
+        watch.start()
+
+    async def remove(self, name: str) -> None:
+        watch = self._watch(name)
+        del self._watches[name]
+        await watch.stop()
+        self._feed(WorkerLeft(name))
+        self._observer.forget_worker(name)
+
+    def drain(self, name: str) -> None:
+        """No new requests for the worker; the running ones go on."""
+        self._feed(WorkerDrained(self._watch(name).config.name))
+
+    def resume(self, name: str) -> None:
+        self._feed(WorkerResumed(self._watch(name).config.name))
+
+    def resync(self, name: str) -> None:
+        """Forget what is known of its cache and ask for its history."""
+        self._feed(ResidencyReset(self._watch(name).config.name, replay=True))
+
+    def replay(self, effect: RequestReplay) -> None:
+        """Answered later by feeding ReplayArrived or ReplayUnavailable; never waits."""
+        watch = self._watches.get(effect.worker.name)
+        if watch is None:
+            self._feed(ReplayUnavailable(effect.worker, effect.rank, "the worker left"))
+        else:
+            watch.replay(effect)
+
+    def view(self, name: str) -> WorkerView:
+        return self._watch(name).view()
+
+    def views(self) -> list[WorkerView]:
+        return [watch.view() for watch in self._watches.values()]
+
+    def _watch(self, name: str) -> WorkerWatch:
+        try:
+            return self._watches[name]
+        except KeyError:
+            raise UnknownWorker(name) from None
+
+
+def _headers(api_key_file: Path | None) -> Mapping[str, str]:
+    if api_key_file is None:
+        return {}
+    return {"authorization": f"Bearer {api_key_file.read_text(encoding='utf-8').strip()}"}

@@ -1,0 +1,200 @@
+"""Everything on /metrics, under the names that dashboards rely on.
+
+Counting happens on the request path and must cost next to nothing, so counters here are numbers in dictionaries and
+the Prometheus objects are built when somebody reads the page. Gauges are read from the router at that moment too.
+Label values come from configuration and closed vocabularies only; a worker that left takes its series along.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from kvrelay.core.model.effects import Report
+from kvrelay.core.receipts.receipt import Receipt
+
+TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
+ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.4, 0.8, 1.6, 3.2)
+E2E_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+DECISION_S = (1e-5, 2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.1)
+NO_WORKER = "none"  # label of requests that reached no worker
+GATES = ("prefix", "route", "residency", "transfer")
+
+Labels = tuple[str, ...]
+
+
+class Counter:
+    """A number per combination of label values."""
+
+    def __init__(self, name: str, meaning: str, labels: Sequence[str] = ()) -> None:
+        self.name = name
+        self.meaning = meaning
+        self.labels = tuple(labels)
+        self.values: dict[Labels, float] = {} if labels else {(): 0}
+
+    def add(self, values: Labels, amount: float = 1) -> None:
+        self.values[values] = self.values.get(values, 0) + amount
+
+    def forget(self, label: str, value: str) -> None:
+        if label in self.labels:
+            at = self.labels.index(label)
+            self.values = {values: number for values, number in self.values.items() if values[at] != value}
+
+    def family(self) -> Metric:
+        family = CounterMetricFamily(self.name.removesuffix("_total"), self.meaning, labels=self.labels)
+        for values, number in list(self.values.items()):
+            family.add_metric(values, number)
+        return family
+
+
+class Histogram:
+    """Counts per bucket; `bounds` are upper limits in seconds."""
+
+    def __init__(self, name: str, meaning: str, bounds: Sequence[float]) -> None:
+        self.name = name
+        self.meaning = meaning
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum_s += seconds
+
+    def family(self) -> Metric:
+        family = HistogramMetricFamily(self.name, self.meaning)
+        limits = [repr(float(bound)) for bound in self.bounds] + ["+Inf"]
+        family.add_metric([], list(zip(limits, accumulate(self.counts), strict=True)), self.sum_s)
+        return family
+
+
+class Gauge:
+    """Values read at the moment of the scrape."""
+
+    def __init__(self, name: str, meaning: str, labels: Sequence[str], values: Iterable[tuple[Labels, float]]) -> None:
+        self.name = name
+        self.meaning = meaning
+        self.labels = tuple(labels)
+        self.values = tuple(values)
+
+    def family(self) -> Metric:
+        family = GaugeMetricFamily(self.name, self.meaning, labels=self.labels)
+        for labels, number in self.values:
+            family.add_metric(labels, number)
+        return family
+
+
+class Metrics(Collector):
+    """Counts what it is told and renders the page."""
+
+    def __init__(self) -> None:
+        self.requests = Counter(
+            "kvrelay_requests_total", "Client requests by their one terminal status.", ("worker", "policy", "status")
+        )
+        self.attempts_failed = Counter(
+            "kvrelay_attempts_failed_total", "Attempts that ended badly, retried or not.", ("worker", "fault")
+        )
+        self.spills = Counter("kvrelay_spills_total", "Requests sent away from the best cache because it was busy.")
+        self.claimed = Counter(
+            "kvrelay_claimed_tokens_total", "Cached tokens believed at routing time.", ("worker", "tier")
+        )
+        self.actual = Counter(
+            "kvrelay_actual_cached_tokens_total", "Cached tokens reported by the engine.", ("worker", "tier")
+        )
+        self.eligible = Counter("kvrelay_eligible_tokens_total", "Prompt tokens that could have been cached.")
+        self.gate_loss = Counter("kvrelay_gate_loss_tokens_total", "Eligible tokens lost, by gate.", ("gate",))
+        self.events = Counter("kvrelay_events_total", "KV events received.", ("worker", "kind"))
+        self.gaps = Counter("kvrelay_event_gaps_total", "Holes seen in an event sequence.", ("worker",))
+        self.malformed = Counter("kvrelay_events_malformed_total", "Event messages that broke the format.", ("worker",))
+        self.reports = Counter("kvrelay_reports_total", "What the router reported, by kind.", ("kind",))
+        self.ttft = Histogram("kvrelay_ttft_seconds", "Arrival to first token.", TTFT_S)
+        self.itl = Histogram("kvrelay_itl_seconds", "Gaps between output chunks.", ITL_S)
+        self.e2e = Histogram("kvrelay_e2e_seconds", "Arrival to end.", E2E_S)
+        self.decision = Histogram("kvrelay_decision_seconds", "Routing decision, hashing apart.", DECISION_S)
+        self._gauges: Callable[[], Iterable[Gauge]] = tuple
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        for gate in GATES:
+            self.gate_loss.add((gate,), 0)
+
+    def bind(self, gauges: Callable[[], Iterable[Gauge]]) -> None:
+        """Where the gauges are read from at each scrape."""
+        self._gauges = gauges
+
+    def observe_receipt(self, receipt: Receipt) -> None:
+        worker = receipt.chosen_worker or NO_WORKER
+        self.requests.add((worker, receipt.policy, receipt.status.value))
+        for attempt in receipt.attempts:
+            if attempt.fault is not None:
+                self.attempts_failed.add((attempt.worker, attempt.fault.value))
+        if receipt.spilled_from is not None:
+            self.spills.add(())
+        self._observe_tokens(worker, receipt)
+        self._observe_times(receipt)
+
+    def count_report(self, report: Report) -> None:
+        self.reports.add((report.kind,), report.count)
+        if report.kind == "event_gap" and report.worker is not None:
+            self.gaps.add((report.worker,), report.count)
+
+    def count_events(self, worker: str, kinds: Mapping[str, int]) -> None:
+        for kind, count in kinds.items():
+            self.events.add((worker, kind), count)
+
+    def count_malformed(self, worker: str) -> None:
+        self.malformed.add((worker,))
+
+    def forget_worker(self, worker: str) -> None:
+        """The worker was removed: its series go."""
+        for counter in self._counters():
+            counter.forget("worker", worker)
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in (*self._counters(), self.ttft, self.itl, self.e2e, self.decision, *self._gauges()):
+            yield metric.family()
+
+    def _observe_tokens(self, worker: str, receipt: Receipt) -> None:
+        for tier, tokens in (receipt.matched_tiers_at_route or {}).items():
+            self.claimed.add((worker, tier), tokens)
+        if receipt.actual_cached_tokens is not None:
+            self.actual.add((worker, "engine"), receipt.actual_cached_tokens)
+        if receipt.eligible_prefix_tokens is not None:
+            self.eligible.add((), receipt.eligible_prefix_tokens)
+        loss = receipt.gate_loss_tokens
+        if loss is not None:
+            for gate, tokens in zip(GATES, (loss.prefix, loss.route, loss.residency, loss.transfer), strict=True):
+                self.gate_loss.add((gate,), tokens)
+
+    def _observe_times(self, receipt: Receipt) -> None:
+        if receipt.ttft_ms is not None:
+            self.ttft.observe(receipt.ttft_ms / 1e3)
+        for gap_ms in receipt.itl_ms:
+            self.itl.observe(gap_ms / 1e3)
+        if receipt.e2e_ms is not None:
+            self.e2e.observe(receipt.e2e_ms / 1e3)
+        if receipt.decision_us is not None:
+            self.decision.observe(receipt.decision_us / 1e6)
+
+    def _counters(self) -> tuple[Counter, ...]:
+        return (
+            self.requests,
+            self.attempts_failed,
+            self.spills,
+            self.claimed,
+            self.actual,
+            self.eligible,
+            self.gate_loss,
+            self.events,
+            self.gaps,
+            self.malformed,
+            self.reports,
+        )

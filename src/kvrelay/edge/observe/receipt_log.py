@@ -1,0 +1,161 @@
+"""Receipts as JSON lines, written beside the request path.
+
+`write` only encodes and appends to memory; a thread of its own does the file work in batches, so a slow disk never
+delays a request. The memory between the two is bounded: when the disk cannot keep up, receipts are dropped, counted
+and said, which is better than an ever growing process. The last receipts stay readable in memory either way.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from kvrelay.core.receipts.receipt import Receipt
+
+BATCH_S = 0.05  # longest time that a receipt waits for company on its way to the file
+MAX_PENDING_BYTES = 64 * 2**20
+DEFAULT_RECENT = 1000
+
+_log = logging.getLogger(__name__)
+
+
+class ReceiptLog:
+    """`path=None` keeps the last `recent` receipts in memory only."""
+
+    def __init__(self, path: Path | None, *, rotate_mb: int = 64, keep: int = 8, recent: int = DEFAULT_RECENT) -> None:
+        self.dropped = 0
+        self._encoder = msgspec.json.Encoder()
+        self._recent: OrderedDict[str, Receipt] = OrderedDict()
+        self._max_recent = recent
+        self._writer = None if path is None else _Writer(_RotatedFile(path, rotate_mb * 2**20, keep))
+
+    def write(self, receipt: Receipt) -> None:
+        self._recent[receipt.request_id] = receipt
+        self._recent.move_to_end(receipt.request_id)
+        if len(self._recent) > self._max_recent:
+            self._recent.popitem(last=False)
+        if self._writer is not None and not self._writer.put(self._encoder.encode(receipt) + b"\n"):
+            self.dropped += 1
+            if self.dropped == 1 or self.dropped % 1000 == 0:
+                _log.error("receipts dropped: the disk does not keep up; dropped=%d", self.dropped)
+
+    def get(self, request_id: str) -> Receipt | None:
+        """The receipt, if it is among the last ones."""
+        return self._recent.get(request_id)
+
+    def recent(self, limit: int) -> list[Receipt]:
+        """The last receipts, newest first."""
+        return [receipt for receipt, _ in zip(reversed(self._recent.values()), range(limit), strict=False)]
+
+    def flush(self) -> None:
+        """Waits until everything written so far is in the file."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Writes what is pending and ends; may be called again."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class _Writer:
+    """The thread, and the bounded memory in front of it."""
+
+    def __init__(self, file: _RotatedFile) -> None:
+        self._file = file
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._busy = False
+        self._closing = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="receipt-log", daemon=True)
+        self._thread.start()
+
+    def put(self, line: bytes) -> bool:
+        """False: there is no room, the line was not taken."""
+        with self._changed:
+            if self._closing or self._pending_bytes + len(line) > MAX_PENDING_BYTES:
+                return False
+            first = not self._pending
+            self._pending.append(line)
+            self._pending_bytes += len(line)
+            if first:
+                self._changed.notify_all()
+        return True
+
+    def flush(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pending and not self._busy)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending or self._closing)
+                if not self._closing:
+                    self._changed.wait_for(lambda: self._closing, timeout=BATCH_S)
+                batch, self._pending, self._pending_bytes = self._pending, [], 0
+                closing = self._closing
+                self._busy = True
+            self._write(batch)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+            if closing:
+                self._file.close()
+                return
+
+    def _write(self, batch: list[bytes]) -> None:
+        try:
+            self._file.append(batch)
+        except OSError as error:
+            _log.error("receipts lost: %s; count=%d", error, len(batch))
+
+
+class _RotatedFile:
+    """`receipts.jsonl`, and before it `receipts.jsonl.1` (newest) to `.N`."""
+
+    def __init__(self, path: Path, rotate_bytes: int, keep: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._rotate_bytes = rotate_bytes
+        self._keep = keep
+        self._file: BinaryIO = path.open("ab", buffering=0)
+        self._size_bytes = path.stat().st_size
+
+    def append(self, lines: list[bytes]) -> None:
+        start = 0
+        for end, line in enumerate(lines):
+            if self._size_bytes + len(line) > self._rotate_bytes and self._size_bytes > 0:
+                self._file.write(b"".join(lines[start:end]))
+                start = end
+                self._rotate()
+            self._size_bytes += len(line)
+        self._file.write(b"".join(lines[start:]))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _rotate(self) -> None:
+        self._file.close()
+        self._numbered(self._keep).unlink(missing_ok=True)
+        for number in range(self._keep - 1, 0, -1):
+            if self._numbered(number).exists():
+                self._numbered(number).rename(self._numbered(number + 1))
+        if self._keep:
+            self._path.rename(self._numbered(1))
+        self._file = self._path.open("wb", buffering=0)
+        self._size_bytes = 0
+
+    def _numbered(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}") if number else self._path
