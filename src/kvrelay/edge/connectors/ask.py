@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -59,12 +60,17 @@ async def _ask(
             content = await _read_bounded(response, url)
             return Answer(response.status, response.headers, content)
     except aiohttp.ClientConnectorError as error:
-        refused = isinstance(error.os_error, ConnectionRefusedError)
+        refused = _is_refused(error.os_error)
         raise WorkerUnreachable("connection refused" if refused else str(error), refused=refused) from error
     except TimeoutError as error:
         raise WorkerUnreachable("no answer in time", refused=False) from error
     except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
         raise WorkerUnreachable(f"{type(error).__name__}: {error}", refused=False) from error
+
+
+def _is_refused(error: OSError) -> bool:
+    """A name with several addresses gives one error that only quotes those of the single attempts."""
+    return error.errno == errno.ECONNREFUSED or f"[Errno {errno.ECONNREFUSED}]" in str(error)
 
 
 async def _read_bounded(response: aiohttp.ClientResponse, url: str) -> bytes:

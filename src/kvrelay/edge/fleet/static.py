@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import aiohttp
 import zmq
-import zmq.asyncio
 
 from kvrelay.core.model.effects import RequestReplay
 from kvrelay.core.model.events import (
@@ -19,7 +19,7 @@ from kvrelay.core.model.events import (
     WorkerResumed,
 )
 from kvrelay.edge.fleet.observer import FleetObserver, NoObserver
-from kvrelay.edge.fleet.watch import Surroundings, WorkerView, WorkerWatch
+from kvrelay.edge.fleet.watch import Surroundings, Upstream, WorkerView, WorkerWatch
 from kvrelay.edge.system.config import Config, WorkerConfig
 
 
@@ -58,7 +58,7 @@ class Fleet:
                 connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 timeout=aiohttp.ClientTimeout(total=health.timeout_s),
             ),
-            sockets=zmq.asyncio.Context(),
+            sockets=zmq.Context(),
             feed=self._feed,
             clock=self._clock,
             observer=self._observer,
@@ -69,8 +69,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """Ends every task and socket; may be called again."""
-        for watch in self._watches.values():
-            await watch.stop()
+        await asyncio.gather(*(watch.stop() for watch in self._watches.values()))
         self._watches.clear()
         if self._around is not None:
             await self._around.session.close()
@@ -112,6 +111,12 @@ class Fleet:
             self._feed(ReplayUnavailable(effect.worker, effect.rank, "the worker left"))
         else:
             watch.replay(effect)
+
+    def upstream(self, name: str) -> Upstream:
+        """Where requests for the worker go; cheap, made once. Only for workers that were fed as WorkerJoined."""
+        upstream = self._watch(name).upstream
+        assert upstream is not None, name
+        return upstream
 
     def view(self, name: str) -> WorkerView:
         return self._watch(name).view()

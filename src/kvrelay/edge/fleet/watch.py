@@ -18,13 +18,12 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
 import zmq
-import zmq.asyncio
 from msgspec import Struct
 
 from kvrelay.core.model.effects import RequestReplay
@@ -89,11 +88,19 @@ class WorkerView(Struct, frozen=True):
     last_scrape: Scrape | None
 
 
+class Upstream(Struct, frozen=True):
+    """What is needed to send a request to a worker."""
+
+    url: str
+    headers: Mapping[str, str]  # holds the worker's key: never log it
+    connector: Connector
+
+
 class Surroundings(NamedTuple):
     """What all workers of a fleet share."""
 
     session: aiohttp.ClientSession
-    sockets: zmq.asyncio.Context
+    sockets: zmq.Context[zmq.Socket[bytes]]
     feed: Callable[[Event], None]
     clock: Callable[[], float]
     observer: FleetObserver
@@ -113,6 +120,7 @@ class WorkerWatch:
         self._headers = headers
         self._around = around
         self._connector: Connector | None = CONNECTORS.get(config.adapter)
+        self.upstream: Upstream | None = None  # None until the worker has answered for the first time
         self._description: Description | None = None
         self._worker: WorkerId | None = None
         self._lives = 0
@@ -163,14 +171,20 @@ class WorkerWatch:
             last_scrape=self._last_scrape,
         )
 
-    def _spawn(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
 
-    async def _every_interval(self, work: Callable[[], object]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            context = {"message": f"watching worker {self.config.name} failed", "exception": task.exception()}
+            task.get_loop().call_exception_handler(context)
+
+    async def _every_interval(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:
-            await work()  # type: ignore[misc]
+            await work()
             await asyncio.sleep(self._around.interval_s * random.uniform(1 - JITTER, 1 + JITTER))
 
     # --- who it is ---------------------------------------------------------------------------------------------
@@ -191,6 +205,8 @@ class WorkerWatch:
         known = self._description
         worker = WorkerId(self.config.name, self._incarnation(description))
         self._description = description
+        assert self._connector is not None
+        self.upstream = self.upstream or Upstream(self.config.url, self._headers, self._connector)
         if worker == self._worker and known is not None and known.spec == description.spec:
             return
         if worker != self._worker:
@@ -280,17 +296,23 @@ class WorkerWatch:
         batch = self._decoded(payload)
         if batch is None:
             return
-        last_seq = self._last_seq.get(batch.rank)
-        if last_seq is not None and seq <= last_seq and not self._checked_lately(seq):
+        if self._shows_restart(seq, batch.rank):
             self._doubtful = True
             self._hold(_Message(seq, payload))
             self._spawn(self._check_identity())
             return
         self._publish(seq, batch)
 
-    def _checked_lately(self, seq: int) -> bool:
-        """A repeated or late batch is no reason to ask again; a sequence that begins at 0 always is."""
-        return seq > 0 and self._around.clock() - self._checked_at_s < QUIET_AFTER_CHECK_S
+    def _shows_restart(self, seq: int, rank: int) -> bool:
+        """A sequence that begins again always does. A late or repeated batch might, and is asked about now and then,
+        but only of workers that can tell one life from the next."""
+        last_seq = self._last_seq.get(rank)
+        if last_seq is None or seq > last_seq:
+            return False
+        if seq == 0:
+            return True
+        tells_lives = self._description is not None and self._description.incarnation is not None
+        return tells_lives and self._around.clock() - self._checked_at_s > QUIET_AFTER_CHECK_S
 
     async def _check_identity(self) -> None:
         try:

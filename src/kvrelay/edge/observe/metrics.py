@@ -159,8 +159,13 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        for metric in (*self._counters(), self.ttft, self.itl, self.e2e, self.decision, *self._gauges()):
-            yield metric.family()
+        histograms = (self.ttft, self.itl, self.e2e, self.decision)
+        for counter in self._counters():
+            yield counter.family()
+        for histogram in histograms:
+            yield histogram.family()
+        for gauge in self._gauges():
+            yield gauge.family()
 
     def _observe_tokens(self, worker: str, receipt: Receipt) -> None:
         for tier, tokens in (receipt.matched_tiers_at_route or {}).items():

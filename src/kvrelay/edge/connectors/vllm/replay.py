@@ -30,10 +30,10 @@ class NoReplay(Struct, frozen=True):
 
 
 async def replay(
-    context: zmq.asyncio.Context, endpoint: str, *, from_seq: int, timeout_s: float
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, *, from_seq: int, timeout_s: float
 ) -> Replayed | NoReplay:
     """Never raises for what the worker does; partial answers are no answer, for a hole in them would be unseen."""
-    socket = context.socket(zmq.DEALER)
+    socket = zmq.asyncio.Socket(context, zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IPV6, "[" in endpoint)
     try:
