@@ -118,6 +118,12 @@ class Fleet:
         assert upstream is not None, name
         return upstream
 
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """For questions to workers, such as `tokenize`; lives from start() to stop()."""
+        assert self._around is not None, "start() comes first"
+        return self._around.session
+
     def view(self, name: str) -> WorkerView:
         return self._watch(name).view()
 
