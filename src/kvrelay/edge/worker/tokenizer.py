@@ -1,0 +1,84 @@
+"""The mock's tokenizer: one token per UTF-8 byte, a few special tokens, a ChatML-like template.
+
+Text that spells a special token becomes that token, as in real engines. Ids above the special ones are legal in prompts
+(traces are replayed with them) up to the stated vocabulary size; they have no text of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+from msgspec import Struct
+
+from kvrelay.core.model.prompt import TokenIds
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image|>")
+FIRST_SPECIAL_ID = 256
+SMALLEST_VOCABULARY = FIRST_SPECIAL_ID + len(SPECIAL_TOKENS)
+_IDS = {text: FIRST_SPECIAL_ID + i for i, text in enumerate(SPECIAL_TOKENS)}
+_SPLIT = re.compile("(" + "|".join(re.escape(text) for text in SPECIAL_TOKENS) + ")")
+
+
+class TextPart(Struct):
+    """A member of a message's content list; what is neither text nor an image is refused."""
+
+    type: str
+    text: str | None = None
+    image_url: dict[str, str] | str | None = None
+
+
+class ChatMessage(Struct):
+    role: str
+    content: str | list[TextPart] | None = None
+
+
+def encode(text: str) -> TokenIds:
+    """Token ids of a text, without any token added."""
+    parts: list[TokenIds] = []
+    for piece in _SPLIT.split(text):
+        special = _IDS.get(piece)
+        if special is not None:
+            parts.append(np.array([special], dtype=np.uint32))
+        elif piece:
+            # a lone surrogate is legal in JSON and has no UTF-8: it becomes `?` rather than an error
+            parts.append(np.frombuffer(piece.encode("utf-8", "replace"), dtype=np.uint8).astype(np.uint32))
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint32)
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    """The text of token ids; an id without text shows as the replacement character."""
+    text = bytearray()
+    for token_id in token_ids:
+        if token_id < FIRST_SPECIAL_ID:
+            text.append(token_id)
+        elif token_id < SMALLEST_VOCABULARY:
+            text += SPECIAL_TOKENS[token_id - FIRST_SPECIAL_ID].encode()
+        else:
+            text += "\N{REPLACEMENT CHARACTER}".encode()
+    return text.decode("utf-8", "replace")
+
+
+def render_chat(messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
+    """The conversation as the text that is tokenized."""
+    turns = [f"<|im_start|>{message.role}\n{_content_text(message)}<|im_end|>\n" for message in messages]
+    if add_generation_prompt:
+        turns.append("<|im_start|>assistant\n")
+    return "".join(turns)
+
+
+def _content_text(message: ChatMessage) -> str:
+    if message.content is None or isinstance(message.content, str):
+        return message.content or ""
+    return "\n".join(_part_text(part) for part in message.content)
+
+
+def _part_text(part: TextPart) -> str:
+    if part.type == "text" and part.text is not None:
+        return part.text
+    if part.type == "image_url" and part.image_url is not None:
+        url = part.image_url if isinstance(part.image_url, str) else part.image_url.get("url", "")
+        return "<|image|>" + blake2b(url.encode(), digest_size=8).hexdigest()  # other image, other KV
+    raise ValueError(f"content parts of type `{part.type}` are not supported; use `text` or `image_url`")
