@@ -3,16 +3,16 @@
 The key of block i names the whole token chain up to and including block i, plus what else must be equal (block size,
 adapter, salt, epoch, media), so equal keys at depth i mean equal prompts down to the first token.
 
-How it is computed. Per block, the tokens are packed two to a word, each word is mixed (odd multiplication, shift-xor) and
-the words are combined with secret random coefficients: a multilinear hash, whose collisions nobody can aim at without the
-seed (Carter and Wegman's universal hashing). The chain is a running sum of the block digests, each multiplied with a
-secret odd number that belongs to its depth:
+How it is computed. Per block, the tokens are packed two to a word, each word is mixed (odd multiplication, shift-xor)
+and the words are combined with secret random coefficients: a multilinear hash, whose collisions nobody can aim at
+without the seed (Carter and Wegman's universal hashing). The chain is a running sum of the block digests, each
+multiplied with a secret odd number that belongs to its depth:
 
     key[i] = key[i-1] + digest[i] * depth_factor[i]   (mod 2**64),  key[-1] = root
 
 A sum can be formed for all blocks at once (numpy.cumsum), while a classic chain hash(parent, block) cannot; exchanging
-two blocks still changes the keys because the factors differ. Two different chains collide with a chance of about 2**-63.
-That is plenty for an index, which is an estimate and never a proof; stores use `identity.py` (256 bits).
+two blocks still changes the keys because the factors differ. Two different chains collide with a chance of about
+2**-63. That is plenty for an index, which is an estimate and never a proof; stores use `identity.py` (256 bits).
 
 Python's own `hash`, and hashes over lists of ints, were rejected: per-process randomisation and 40-200 ns per token.
 """
@@ -70,7 +70,8 @@ class Keyer:
     ) -> BlockKeys:
         """Keys of all full blocks of a prompt: shape `(len(token_ids) // block_size_tokens,)`, uint64.
 
-        `media[i]` is the digest of multimodal input that lies in block i. Tokens beyond the last full block do not count.
+        `media[i]` is the digest of multimodal input that lies in block i. Tokens beyond the last full block do not
+        count.
         """
         root = self.root(block_size_tokens, adapter=adapter, salt=salt, epoch=epoch)
         return self.extend(root, 0, token_ids, block_size_tokens, media=media)
@@ -94,7 +95,7 @@ class Keyer:
         if media is not None:
             self._mark_media(digests, media)
         digests *= self._factors(parent_depth, blocks)
-        digests[0] += np.uint64(parent_key)
+        digests[:1] += np.uint64(parent_key)  # as an array: wrapping around is meant and must not warn
         keys: BlockKeys = np.cumsum(digests, dtype=np.uint64)
         return keys
 
@@ -142,7 +143,7 @@ class Keyer:
 
 
 def _expand(secret: int, count: int) -> BlockKeys:
-    """`count` pseudo-random words from one secret: SplitMix64 (Steele, Lea and Flood 2014), vectorised over the index."""
+    """`count` pseudo-random words from one secret: SplitMix64 (Steele, Lea, Flood 2014), over a vector of indices."""
     words = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(secret & _MASK)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

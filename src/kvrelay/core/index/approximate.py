@@ -1,7 +1,8 @@
 """Residency guessed from what was routed, for workers that publish no events.
 
-Bounded per holder; the blocks used longest ago are forgotten first, tails before heads, which is what a paged engine with
-a free queue does too. It is a guess about a cache whose size we were not told, and marked as such wherever it shows.
+Bounded per holder; the blocks used longest ago are forgotten first, tails before heads, which is what a paged engine
+with a free queue does too. It is a guess about a cache whose size we were not told, and marked as such wherever it
+shows.
 """
 
 from __future__ import annotations

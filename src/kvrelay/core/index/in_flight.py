@@ -4,9 +4,9 @@ A worker's event arrives no earlier than its first token, so without this a burs
 be spread over the fleet and prefilled everywhere. An entry lives from dispatch until the blocks are announced, the
 request ends or a deadline passes.
 
-An entry is kept at *checkpoints* only: each of the first 64 blocks, then every 8th up to 512, then every 64th. So a prompt
-of 8,192 blocks costs 240 entries in place of 8,192, and a match is low by at most an eighth of its length: a claim made
-here errs towards "not there".
+An entry is kept at *checkpoints* only: each of the first 64 blocks, then every 8th up to 512, then every 64th. So a
+prompt of 8,192 blocks costs 240 entries in place of 8,192, and a match is low by at most an eighth of its length: a
+claim made here errs towards "not there".
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from bisect import bisect_right
 import numpy as np
 
 from kvrelay.core.index.match import Level, depth_levels
+from kvrelay.core.model.arrays import Ints
 from kvrelay.core.model.prompt import BlockKeys
 
 _DENSE, _EVERY_8TH, _STRIDE = 64, 512, 64
@@ -81,7 +82,7 @@ class InFlight:
         at = self._at(len(keys))
         return [(mask, int(at[depth - 1]) + 1) for mask, depth in depth_levels(self._masks, keys[at], -1)]
 
-    def _at(self, blocks: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    def _at(self, blocks: int) -> Ints:
         while self._checkpoints[-1] + _STRIDE < blocks:
             self._checkpoints.append(self._checkpoints[-1] + _STRIDE)
         if len(self._positions) != len(self._checkpoints):

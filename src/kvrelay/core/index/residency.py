@@ -30,11 +30,10 @@ from msgspec import Struct
 
 from kvrelay.core.contract.keys import Keyer
 from kvrelay.core.index.match import Level, depth_levels
+from kvrelay.core.model.arrays import Bools, Ints
 from kvrelay.core.model.events import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from kvrelay.core.model.prompt import BlockKeys, TokenIds
 from kvrelay.core.model.units import Tier
-
-Depths = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 TIERS = (Tier.GPU, Tier.CPU, Tier.DISK, Tier.REMOTE, Tier.PEER)
 _LAYER_OF = {tier: i for i, tier in enumerate(TIERS)}
@@ -123,6 +122,11 @@ class Residency:
         self._retire(holder)
         self._seat(slot, holder.block_size_tokens)
 
+    def resize_holder(self, slot: int, block_size_tokens: int) -> None:
+        """The holder's blocks turn out to have another size: what was believed is forgotten."""
+        self._retire(self._holders[slot])
+        self._seat(slot, block_size_tokens)
+
     def _seat(self, slot: int, block_size_tokens: int) -> None:
         if self._free_positions:
             position = self._free_positions.pop()
@@ -148,6 +152,10 @@ class Residency:
             if not holder.tables:
                 self._retired.pop()
                 self._free_positions.append(holder.bit.bit_length() - 1)
+        return bool(self._retired)
+
+    def has_retired(self) -> bool:
+        """Is there anything for `sweep` to do?"""
         return bool(self._retired)
 
     def _dismantle(self, holder: _Holder, budget_blocks: int) -> int:
@@ -423,7 +431,7 @@ class Residency:
 
     # --- questions -----------------------------------------------------------------------------------------------
 
-    def depths(self, keys: BlockKeys, *, layer: int = 0) -> Depths:
+    def depths(self, keys: BlockKeys, *, layer: int = 0) -> Ints:
         """Matched leading blocks of the prompt per slot (0 where nothing matches); int64, indexed by slot."""
         by_position = np.zeros(max(self._positions, 1), dtype=np.int64)
         for mask, depth in self._levels(keys, layer):
@@ -431,7 +439,7 @@ class Residency:
                 by_position[_positions(mask, self._positions)] = depth
             else:
                 by_position[mask.bit_length() - 1] = depth
-        by_slot: Depths = by_position[self._position_of_slot]
+        by_slot: Ints = by_position[self._position_of_slot]
         return by_slot
 
     def _levels(self, keys: BlockKeys, layer: int) -> list[Level]:
@@ -498,7 +506,7 @@ class Residency:
         assert held_keys == set(self._lineage), "lineage is kept for exactly the held blocks"
 
 
-def _positions(mask: int, width: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _positions(mask: int, width: int) -> Bools:
     """The mask as a boolean array of `width` positions."""
     packed = np.frombuffer(mask.to_bytes((width + 7) // 8, "little"), dtype=np.uint8)
     return np.unpackbits(packed, count=width, bitorder="little").view(np.bool_)

@@ -1,10 +1,10 @@
 """Order in one worker's event stream: apply, ignore, or wait for a replay.
 
 Events are fire-and-forget with a sequence number per message. A higher number than expected shows a gap; the missing
-messages are asked for and what arrives meanwhile is held. When the replay fills the gap, everything is applied in order.
-When it cannot, what we believed is wrong in an unknown way: the holder is emptied and marked incomplete until a full
-clear or a complete replay makes it whole again. The loss of the last message cannot be seen here at all (no higher number
-comes); claims against actual hits show it.
+messages are asked for and what arrives meanwhile is held. When the replay fills the gap, everything is applied in
+order. When it cannot, what we believed is wrong in an unknown way: the holder is emptied and marked incomplete until
+a full clear or a complete replay makes it whole again. The loss of the last message cannot be seen here at all (no
+higher number comes); claims against actual hits show it.
 
 A stream begins with a replay from 0, since a router may start after its workers.
 """
@@ -60,8 +60,6 @@ class Sequence:
         self._pending: dict[int, KvBatch] = {}
         self._whole = False
         self.next_seq = 0
-        self.gaps = 0
-        self.last_ask_at: float | None = None
 
     @property
     def state(self) -> IndexState:
@@ -71,28 +69,29 @@ class Sequence:
     def replaying(self) -> bool:
         return self._phase is _Phase.REPLAYING
 
-    def begin(self, now: float) -> tuple[Verdict, ...]:
+    def begin(self) -> tuple[Verdict, ...]:
         """A new incarnation, or an operator's resync: rebuild from the first message on."""
         self._whole = False
         self.next_seq = 0
-        return self._ask(now)
+        return self._ask()
 
-    def offer(self, now: float, batch: KvBatch) -> tuple[Verdict, ...]:
+    def offer(self, batch: KvBatch) -> tuple[Verdict, ...]:
         """A batch arrived on the live stream."""
         if batch.seq < self.next_seq:
             return (Ignored(batch.seq),)
         if self._phase is _Phase.REPLAYING:
-            return self._hold(now, batch)
+            return self._hold(batch)
         if batch.seq == self.next_seq:
             return (self._take(batch),)
-        self.gaps += 1
         self._pending[batch.seq] = batch
-        return self._ask(now)
+        return self._ask()
 
-    def replayed(self, now: float, batches: tuple[KvBatch, ...]) -> tuple[Verdict, ...]:
+    def replayed(self, batches: tuple[KvBatch, ...]) -> tuple[Verdict, ...]:
         """The replay ended; `batches` is what the worker still had."""
         if self._phase is not _Phase.REPLAYING:
             return ()
+        if not batches and not self._pending and self.next_seq == 0:
+            self._whole = True  # it has not published yet: empty is the truth
         for batch in batches:
             if batch.seq >= self.next_seq:
                 self._pending.setdefault(batch.seq, batch)
@@ -102,12 +101,11 @@ class Sequence:
         """There is no replay, or it did not answer in time."""
         return self._resume() if self._phase is _Phase.REPLAYING else ()
 
-    def _ask(self, now: float) -> tuple[Verdict, ...]:
+    def _ask(self) -> tuple[Verdict, ...]:
         self._phase = _Phase.REPLAYING
-        self.last_ask_at = now
         return (AskReplay(self.next_seq),)
 
-    def _hold(self, now: float, batch: KvBatch) -> tuple[Verdict, ...]:
+    def _hold(self, batch: KvBatch) -> tuple[Verdict, ...]:
         self._pending[batch.seq] = batch
         if len(self._pending) <= self._max_pending:
             return ()

@@ -12,9 +12,10 @@ import numpy as np
 from msgspec import Struct
 
 from kvrelay.core.load.prefill_rate import PrefillRates
+from kvrelay.core.model.arrays import Floats, Ints
 
-Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
-Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
+_RECENT_HALF_LIFE_S = 60.0
+_RECENT_RESCALE_S = 600.0
 
 
 class Booking(Struct):
@@ -35,10 +36,13 @@ class Ledger:
         self.prefill_tokens: Ints = np.zeros(0, dtype=np.int64)
         self.decode_blocks: Ints = np.zeros(0, dtype=np.int64)
         self.foreign_requests: Ints = np.zeros(0, dtype=np.int64)  # reported beyond what we booked
+        self.recent_tokens: Floats = np.zeros(0)  # prefill placed lately; only comparisons between slots mean anything
         self.version = 0
         self.rates = PrefillRates(initial_tokens_per_s=initial_prefill_tokens_per_s)
         self.reported: dict[int, tuple[int | None, int | None, float | None]] = {}
         self._bookings: dict[str, Booking] = {}
+        self._weigh_from = 0.0
+        self._mean_prefill_tokens: float | None = None
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -49,6 +53,7 @@ class Ledger:
             more = slot + 1 - len(self.active_requests)
             for name in _ARRAYS:
                 setattr(self, name, np.append(getattr(self, name), np.zeros(more, dtype=np.int64)))
+            self.recent_tokens = np.append(self.recent_tokens, np.zeros(more))
         self.rates.add_slot(slot)
         self._clear(slot)
 
@@ -65,6 +70,8 @@ class Ledger:
         self.active_requests[slot] += 1
         self.queued_requests[slot] += 1
         self.prefill_tokens[slot] += prefill_tokens
+        self._placed(now, slot, prefill_tokens)
+        self._mean_prefill_tokens = self.mean_prefill_tokens(prefill_tokens) * 0.95 + prefill_tokens * 0.05
         self.version += 1
 
     def first_token(self, now: float, request_id: str) -> None:
@@ -100,9 +107,20 @@ class Ledger:
             self.foreign_requests[slot] = max(0, running + waiting - int(self.active_requests[slot]))
             self.version += 1
 
+    def mean_prefill_tokens(self, otherwise: int) -> float:
+        """What a request we did not book is likely to need: the recent mean of ours, else `otherwise`."""
+        return self._mean_prefill_tokens if self._mean_prefill_tokens is not None else float(otherwise)
+
     def total_requests(self) -> Ints:
         """Booked plus foreign requests per slot."""
         return self.active_requests + self.foreign_requests
+
+    def _placed(self, now: float, slot: int, tokens: int) -> None:
+        """Newer work weighs more: growing the new summand is the same as letting all old ones decay."""
+        if now - self._weigh_from > _RECENT_RESCALE_S:
+            self.recent_tokens *= 2.0 ** ((self._weigh_from - now) / _RECENT_HALF_LIFE_S)
+            self._weigh_from = now
+        self.recent_tokens[slot] += tokens * 2.0 ** ((now - self._weigh_from) / _RECENT_HALF_LIFE_S)
 
     def _end_prefill(self, booking: Booking) -> None:
         booking.prefilling = False
@@ -113,6 +131,7 @@ class Ledger:
     def _clear(self, slot: int) -> None:
         for name in _ARRAYS:
             getattr(self, name)[slot] = 0
+        self.recent_tokens[slot] = 0.0
         self.reported.pop(slot, None)
         self.version += 1
 

@@ -1,16 +1,16 @@
 """How fast does each worker prefill? Learned from its own first tokens, in tokens per second.
 
-While a worker has prefill to do, the tokens it finishes divided by the time that passes is its rate, queueing and batching
-included. Both sums decay per finished prefill, so the rate follows a change within some twenty requests. Prompts that
-were nearly all cached say little about speed and much about overhead; below `_MIN_SAMPLE_TOKENS` they are left out.
+While a worker has prefill to do, the tokens it finishes divided by the time that passes is its rate, queueing and
+batching included. Both sums decay per finished prefill, so the rate follows a change within some twenty requests.
+Prompts that were nearly all cached say little about speed and much about overhead; below `_MIN_SAMPLE_TOKENS` they
+are left out.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
-Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+from kvrelay.core.model.arrays import Floats, Ints
 
 _DECAY = 0.9
 _MIN_SAMPLE_TOKENS = 128

@@ -94,14 +94,4 @@ REPORT_KINDS = (
     "policy_switched",
 )
 
-Effect = (
-    Dispatch
-    | Refuse
-    | PassThrough
-    | BreakOff
-    | CancelAttempt
-    | RequestReplay
-    | WakeAt
-    | WriteReceipt
-    | Report
-)
+Effect = Dispatch | Refuse | PassThrough | BreakOff | CancelAttempt | RequestReplay | WakeAt | WriteReceipt | Report

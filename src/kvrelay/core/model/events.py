@@ -84,7 +84,8 @@ class BlocksStored(Struct, frozen=True, eq=False):
     """A chain of blocks became reusable on a worker.
 
     `hashes` are the engine's own names (only ever compared within one worker); `token_ids` has
-    `len(hashes) * block_size_tokens` entries, or is None when the engine announces a copy in another tier without tokens.
+    `len(hashes) * block_size_tokens` entries, or is None when the engine announces a copy in another tier without
+    tokens.
     """
 
     hashes: tuple[int, ...]

@@ -24,7 +24,7 @@ class Candidate(Struct, frozen=True):
     matched_tokens: Mapping[str, int]  # per tier; `in_flight` for prompts still being computed there
     load: Mapping[str, float]
     terms: Mapping[str, float]
-    score: float
+    score: float | None  # null where the policy does not score
 
 
 class Attempt(Struct, frozen=True):

@@ -1,0 +1,84 @@
+"""Cache and load: the candidate where the answer will begin soonest, by one of two scorers.
+
+A worker that holds the prefix but is overloaded loses to one that must compute a little more (a spill); how much a
+worker has cached that this prompt cannot use plays no part. Where nothing can match, this is a load policy and the
+reason says so: never a silent cache-aware policy without a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.model.arrays import Floats, Ints
+from kvrelay.core.model.units import RouteReason
+from kvrelay.core.policy.policy import Choice, Field, break_tie
+
+
+class Scorer(Protocol):
+    """Terms per candidate; their sum is the score."""
+
+    name: str
+    best_is_lowest: bool
+
+    def terms(self, now: float, field: Field, ledger: Ledger) -> Mapping[str, Floats]: ...
+
+    def equally_good(self, best: float) -> float:
+        """How far from the best score a candidate still counts as tied."""
+        ...
+
+
+class CacheLoad:
+    """Best score, ties by load and then by the draw."""
+
+    name = "cache_load"
+    needs_match = True
+    binds_sessions = False
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+
+    def choose(self, now: float, field: Field, ledger: Ledger) -> Choice:
+        terms = self.scorer.terms(now, field, ledger)
+        scores: Floats = sum(terms.values(), start=np.zeros(len(field.slots)))
+        tied = self._tied(scores)
+        position = break_tie(tied, field, ledger)
+        spilled_from = _holder_passed_over(field, position)
+        return Choice(
+            slot=int(field.slots[position]),
+            reason=self._reason(field, scores, position, spilled_from is not None),
+            scores=scores,
+            terms=terms,
+            best_is_lowest=self.scorer.best_is_lowest,
+            spilled_from=spilled_from,
+        )
+
+    def _tied(self, scores: Floats) -> Ints:
+        best = float(scores.min() if self.scorer.best_is_lowest else scores.max())
+        tied: Ints = np.flatnonzero(np.abs(scores - best) <= self.scorer.equally_good(abs(best)))
+        return tied
+
+    def _reason(self, field: Field, scores: Floats, position: int, spilled: bool) -> RouteReason:
+        if len(field.slots) == 1:
+            return RouteReason.ONLY_CANDIDATE
+        if not field.index_usable:
+            return RouteReason.CACHE_INDEX_UNUSABLE
+        if not field.scored:
+            return RouteReason.CACHE_NOT_SCORED
+        if spilled:
+            return RouteReason.CACHE_SPILL
+        if np.count_nonzero(scores == scores[position]) > 1:
+            return RouteReason.TIE_BREAK
+        if not field.matched_tokens.any() and not field.lower_tokens.any():
+            return RouteReason.CACHE_NO_MATCH
+        return RouteReason.CACHE_PLUS_LOAD
+
+
+def _holder_passed_over(field: Field, position: int) -> int | None:
+    """The slot with the best match when the chosen one has a worse one: its load sent the request away."""
+    matched = field.matched_tokens + field.lower_tokens
+    best = int(matched.argmax())
+    return int(field.slots[best]) if matched[best] > matched[position] else None

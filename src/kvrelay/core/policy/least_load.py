@@ -1,0 +1,29 @@
+"""Least load: fewest tokens waiting to be prefilled, then fewest requests. Knows nothing of caches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.model.arrays import Floats
+from kvrelay.core.model.units import RouteReason
+from kvrelay.core.policy.policy import Choice, Field, break_tie
+
+
+class LeastLoad:
+    """Fewest requests in hand; among those, the smallest backlog of prefill tokens."""
+
+    name = "least_load"
+    needs_match = False
+    binds_sessions = False
+
+    def choose(self, now: float, field: Field, ledger: Ledger) -> Choice:
+        requests: Floats = ledger.total_requests()[field.slots].astype(np.float64)
+        backlog = ledger.prefill_tokens[field.slots]
+        fewest = np.flatnonzero(requests == requests.min())
+        lightest = fewest[backlog[fewest] == backlog[fewest].min()]
+        position = break_tie(lightest, field, ledger)
+        reason = RouteReason.LEAST_LOAD if len(lightest) == 1 else RouteReason.TIE_BREAK
+        return Choice(
+            int(field.slots[position]), reason, scores=requests, terms={"requests": requests}, best_is_lowest=True
+        )

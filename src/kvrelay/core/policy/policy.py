@@ -1,0 +1,70 @@
+"""What a policy sees and what it answers. Policies are siblings with one outline: `name`, `needs_match`, `choose`.
+
+A policy is given the candidates that passed the filters (alive, not draining, model, role, capacity); it ranks them and
+does nothing else. All arrays are parallel to `Field.slots`, so a fleet of hundreds costs a few numpy calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.model.arrays import Floats, Ints
+from kvrelay.core.model.units import RouteReason
+
+
+class Field(Struct, frozen=True, eq=False):
+    """The candidates for one request."""
+
+    slots: Ints
+    prompt_tokens: int
+    matched_tokens: Ints  # reusable at once: in the fastest tier, or being computed there now
+    lower_tokens: Ints  # further tokens that lie in lower tiers
+    transfer_ms: Floats  # estimated, for loading `lower_tokens`
+    block_size_tokens: int  # the unit in which the `weights` scorer counts blocks
+    scored: bool  # False: no keys for this prompt, or no candidate whose index could match
+    index_usable: bool
+    bound_slot: int | None  # where the session is bound, if that worker is a candidate
+    bound_elsewhere: RouteReason | None  # why the session's binding cannot be followed
+    has_session: bool
+    draw: int
+
+
+class Choice(Struct, frozen=True, eq=False):
+    """The chosen slot and the arithmetic behind it. `terms` are parallel to `Field.slots` and add up to `scores`."""
+
+    slot: int
+    reason: RouteReason
+    scores: Floats | None = None
+    terms: Mapping[str, Floats] | None = None
+    best_is_lowest: bool = False
+    spilled_from: int | None = None
+
+
+class Policy(Protocol):
+    """Chooses one of the candidates; `field.slots` is never empty."""
+
+    name: str
+    needs_match: bool
+    binds_sessions: bool
+
+    def choose(self, now: float, field: Field, ledger: Ledger) -> Choice: ...
+
+
+def break_tie(positions: Ints, field: Field, ledger: Ledger) -> int:
+    """Of equally good candidates the one with fewest requests, then least work placed lately, then by the draw."""
+    if len(positions) == 1:
+        return int(positions[0])
+    for load in (ledger.total_requests(), ledger.recent_tokens):
+        of_tied = load[field.slots[positions]]
+        positions = positions[of_tied == of_tied.min()]
+        if len(positions) == 1:
+            return int(positions[0])
+    return int(positions[field.draw % len(positions)])
+
+
+def only_one(field: Field) -> bool:
+    return len(field.slots) == 1

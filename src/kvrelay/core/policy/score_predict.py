@@ -1,0 +1,51 @@
+"""Scorer `predict`: expected milliseconds until the first token; the lowest wins.
+
+    queue      prefill tokens booked there and not yet computed / the worker's learned prefill rate,
+               plus what requests from elsewhere are likely to need
+    compute    missing tokens / rate
+    displaced  half of compute: these tokens also delay whoever comes next to the worker
+    transfer   loading what lies in lower tiers
+    decode     interference of running generations with prefill
+
+`displaced` is why a follower waits for the leader of a burst with a common new prefix: waiting there and computing
+elsewhere take equally long, but only the latter costs the fleet a second prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.model.arrays import Floats
+from kvrelay.core.policy.policy import Field
+
+_DISPLACED_SHARE = 0.5
+_DECODE_MS_PER_REQUEST = 1.0
+_TOLERANCE_SHARE, _TOLERANCE_MS = 0.05, 1.0
+
+
+class PredictScorer:
+    """Scores in milliseconds; see the module text."""
+
+    name = "predict"
+    best_is_lowest = True
+
+    def terms(self, now: float, field: Field, ledger: Ledger) -> Mapping[str, Floats]:
+        slots = field.slots
+        ms_per_token = 1000.0 / ledger.rates.tokens_per_s[slots]
+        missing = field.prompt_tokens - field.matched_tokens - field.lower_tokens
+        backlog = ledger.rates.remaining_tokens(now, slots, ledger.prefill_tokens[slots])
+        foreign = ledger.foreign_requests[slots]
+        decoding = ledger.active_requests[slots] - ledger.queued_requests[slots] + foreign
+        compute_ms = missing * ms_per_token
+        return {
+            "queue_ms": (backlog + foreign * ledger.mean_prefill_tokens(field.prompt_tokens)) * ms_per_token,
+            "compute_ms": compute_ms,
+            "displaced_ms": _DISPLACED_SHARE * compute_ms,
+            "transfer_ms": field.transfer_ms,
+            "decode_ms": _DECODE_MS_PER_REQUEST * decoding,
+        }
+
+    def equally_good(self, best: float) -> float:
+        """Learned rates differ by noise; within this distance, load decides and not the noise."""
+        return best * _TOLERANCE_SHARE + _TOLERANCE_MS

@@ -1,0 +1,38 @@
+"""Scorer `weights`: a weighted sum in blocks; the highest wins.
+
+    alpha x reusable blocks - beta x active prefill tokens - gamma x active decode blocks - delta x transfer ms
+
+The weights have no natural values: they are calibrated on the operator's own trace and objective (`kvrelay tune`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.model.arrays import Floats
+from kvrelay.core.policy.policy import Field
+from kvrelay.core.routing.settings import Weights
+
+
+class WeightsScorer:
+    """Scores in blocks; see the module text."""
+
+    name = "weights"
+    best_is_lowest = False
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    def terms(self, now: float, field: Field, ledger: Ledger) -> Mapping[str, Floats]:
+        weights, slots = self._weights, field.slots
+        reusable_blocks = (field.matched_tokens + field.lower_tokens) / field.block_size_tokens
+        return {
+            "reuse_credit": weights.alpha * reusable_blocks,
+            "prefill_debit": -weights.beta * ledger.prefill_tokens[slots],
+            "decode_debit": -weights.gamma * ledger.decode_blocks[slots],
+            "transfer_debit": -weights.delta * field.transfer_ms,
+        }
+
+    def equally_good(self, best: float) -> float:
+        return 0.0

@@ -1,0 +1,226 @@
+"""From what was remembered of a request to its receipt."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvrelay.core.contract.digest import keyed_digest
+from kvrelay.core.model.arrays import Ints
+from kvrelay.core.model.events import RequestArrived
+from kvrelay.core.model.prompt import Usage
+from kvrelay.core.model.units import FallbackReason, RouteReason, Status
+from kvrelay.core.receipts.attribution import attribute
+from kvrelay.core.receipts.receipt import MAX_CANDIDATES, Attempt, Candidate, GateLoss, Receipt
+from kvrelay.core.routing.live import Attempted, Decision, Live
+
+_FALLBACK_OF_REASON = {
+    RouteReason.AFFINITY_BROKEN_UNHEALTHY: FallbackReason.AFFINITY_BROKEN,
+    RouteReason.AFFINITY_BROKEN_UNAVAILABLE: FallbackReason.AFFINITY_BROKEN,
+    RouteReason.CACHE_SPILL: FallbackReason.OVERLOADED_HOLDER,
+    RouteReason.CACHE_NOT_SCORED: FallbackReason.NOT_SCORED,
+    RouteReason.CACHE_INDEX_UNUSABLE: FallbackReason.INDEX_UNUSABLE,
+}
+
+
+def assemble(
+    live: Live,
+    now: float,
+    *,
+    policy: str,
+    status: Status,
+    http_status: int | None,
+    failure_reason: str | None,
+    usage: Usage,
+    itl_ms: tuple[float, ...],
+    manifest_digest: str | None,
+) -> Receipt:
+    """The receipt of a request that just reached its terminal status."""
+    arrived, last = live.arrived, live.current
+    decision = last.decision if last is not None else None
+    matched = _Matched.of(decision, arrived)
+    prompt_tokens = usage.prompt_tokens if usage.prompt_tokens is not None else arrived.prompt.prompt_tokens
+    actual = usage.cached_tokens
+    return Receipt(
+        request_id=arrived.request_id,
+        session_id=arrived.session_id,
+        tenant=arrived.tenant.name,
+        path=arrived.path,
+        model=arrived.model,
+        prefix_fingerprint=_fingerprint(arrived),
+        policy=policy,
+        eligible_prefix_blocks=matched.eligible_blocks,
+        eligible_prefix_tokens=matched.eligible_tokens,
+        block_size=matched.block_size_tokens,
+        chosen_worker=decision.target.worker.name if decision is not None else None,
+        incarnation=decision.target.worker.incarnation if decision is not None else None,
+        rank=decision.target.rank if decision is not None else None,
+        matched_blocks_at_route=matched.blocks,
+        matched_tokens_at_route=matched.tokens,
+        matched_tiers_at_route=matched.tiers,
+        worker_queue_at_route=matched.queue,
+        load_snapshot=decision.load_version if decision is not None else None,
+        route_reason=live.last_reason,
+        spilled_from=_spilled_from(decision),
+        candidates_total=len(decision.field.slots) if decision is not None else 0,
+        candidates=_candidates(decision),
+        index_state=decision.index_state if decision is not None else None,
+        unscored_because=arrived.prompt.unscored_because,
+        attempts=tuple(_attempt(live, attempted) for attempted in live.attempts),
+        actual_local_hits=_blocks(actual, matched.block_size_tokens),
+        actual_cached_tokens=actual,
+        remote_bytes_read=usage.remote_bytes_read,
+        remote_path_ms=usage.remote_path_ms or {},
+        gate_loss_tokens=_gate_loss(decision, matched, actual),
+        arrived_ms=round(live.arrived_at * 1000, 3),
+        ttft_ms=None if live.first_token_at is None else round((live.first_token_at - live.arrived_at) * 1000, 3),
+        itl_ms=itl_ms,
+        e2e_ms=round((now - live.arrived_at) * 1000, 3),
+        decision_us=live.decision_us,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        status=status,
+        http_status=http_status,
+        failure_reason=failure_reason,
+        fallback_reason=_fallback(live),
+        engine=decision.engine if decision is not None else None,
+        models_payload=decision.models_payload if decision is not None else None,
+        manifest_digest=manifest_digest,
+    )
+
+
+class _Matched:
+    """The chosen worker's row of the decision, or nulls where there is none."""
+
+    block_size_tokens: int | None = None
+    eligible_blocks: int | None = None
+    eligible_tokens: int | None = None
+    tokens: int | None = None
+    blocks: int | None = None
+    tiers: dict[str, int] | None = None
+    queue: int | None = None
+    fast_tokens = 0
+    lower_tokens = 0
+
+    @classmethod
+    def of(cls, decision: Decision | None, arrived: RequestArrived) -> _Matched:
+        row = cls()
+        if decision is None:
+            return row
+        at = int(np.flatnonzero(decision.field.slots == decision.slot)[0])
+        row.queue = int(decision.load["queued_requests"][at])
+        target = decision.targets[decision.slot]
+        size = target.block_size_tokens if target is not None else 0
+        if not size or arrived.prompt.prompt_tokens is None or size not in arrived.prompt.keys:
+            return row
+        row.block_size_tokens = size
+        row.eligible_blocks = len(arrived.prompt.keys[size])
+        row.eligible_tokens = row.eligible_blocks * size
+        row.tiers = _tiers(decision, at)
+        row.tokens = sum(row.tiers.values())
+        row.blocks = row.tokens // size
+        row.fast_tokens = int(decision.field.matched_tokens[at])
+        row.lower_tokens = int(decision.field.lower_tokens[at])
+        return row
+
+
+def _gate_loss(decision: Decision | None, matched: _Matched, actual: int | None) -> GateLoss | None:
+    if decision is None or matched.eligible_tokens is None or actual is None:
+        return None
+    return attribute(
+        eligible_tokens=matched.eligible_tokens,
+        best_known_tokens=decision.best_known_tokens,
+        claimed_fast_tokens=matched.fast_tokens,
+        claimed_lower_tokens=matched.lower_tokens,
+        actual_tokens=actual,
+    )
+
+
+def _candidates(decision: Decision | None) -> tuple[Candidate, ...]:
+    """The chosen one first, then the best of the others by score (by slot where the policy has no scores)."""
+    if decision is None:
+        return ()
+    return tuple(_candidate(decision, at) for at in _shown(decision))
+
+
+def all_candidates(decision: Decision) -> tuple[Candidate, ...]:
+    """Every candidate, in order of slots."""
+    return tuple(_candidate(decision, at) for at in range(len(decision.field.slots)))
+
+
+def _shown(decision: Decision) -> list[int]:
+    slots, scores = decision.field.slots, decision.choice.scores
+    chosen = int(np.flatnonzero(slots == decision.slot)[0])
+    order: Ints
+    if scores is None:
+        order = np.arange(min(len(slots), MAX_CANDIDATES + 1))
+    else:
+        signed = scores if decision.choice.best_is_lowest else -scores
+        order = np.argsort(signed, kind="stable")[: MAX_CANDIDATES + 1]
+    others = [at for at in order.tolist() if at != chosen]
+    return [chosen, *others[:MAX_CANDIDATES]]
+
+
+def _candidate(decision: Decision, at: int) -> Candidate:
+    target = decision.targets[int(decision.field.slots[at])]
+    assert target is not None
+    choice = decision.choice
+    return Candidate(
+        worker=target.id.worker.name,
+        incarnation=target.id.worker.incarnation,
+        rank=target.id.rank,
+        matched_tokens=_tiers(decision, at),
+        load={name: float(values[at]) for name, values in decision.load.items()},
+        terms={name: float(values[at]) for name, values in (choice.terms or {}).items()},
+        score=None if choice.scores is None else float(choice.scores[at]),
+    )
+
+
+def _tiers(decision: Decision, at: int) -> dict[str, int]:
+    tiers = {"gpu": int(decision.fast_tokens[at])}
+    if in_flight := int(decision.in_flight_tokens[at]):
+        tiers["in_flight"] = in_flight
+    tiers.update((tier, int(tokens[at])) for tier, tokens in decision.tier_tokens.items())
+    return tiers
+
+
+def _attempt(live: Live, attempted: Attempted) -> Attempt:
+    target = attempted.decision.target
+    return Attempt(
+        attempt=attempted.number,
+        worker=target.worker.name,
+        incarnation=target.worker.incarnation,
+        rank=target.rank,
+        reason=attempted.decision.choice.reason,
+        started_ms=round((attempted.started_at - live.arrived_at) * 1000, 3),
+        fault=attempted.fault,
+        http_status=attempted.http_status,
+        detail=attempted.detail,
+    )
+
+
+def _spilled_from(decision: Decision | None) -> str | None:
+    if decision is None or decision.choice.spilled_from is None:
+        return None
+    target = decision.targets[decision.choice.spilled_from]
+    return target.id.worker.name if target is not None else None
+
+
+def _fallback(live: Live) -> FallbackReason | None:
+    if len(live.attempts) > 1:
+        return FallbackReason.RETRIED_ELSEWHERE
+    return _FALLBACK_OF_REASON.get(live.last_reason)
+
+
+def _fingerprint(arrived: RequestArrived) -> str | None:
+    """Keyed per tenant, over the last chained key: equal prefixes show, prompts cannot be guessed."""
+    for size in sorted(arrived.prompt.keys):
+        keys = arrived.prompt.keys[size]
+        if len(keys):
+            last_key = int(keys[-1]).to_bytes(8, "big")
+            fields = (("tenant", arrived.tenant.name.encode()), ("size", str(size).encode()), ("prefix", last_key))
+            return "tenant-hmac:" + keyed_digest(arrived.tenant.fingerprint_key[:64], fields, digest_bytes=8).hex()
+    return None
+
+
+def _blocks(tokens: int | None, block_size_tokens: int | None) -> int | None:
+    return tokens // block_size_tokens if tokens is not None and block_size_tokens else None

@@ -1,0 +1,116 @@
+"""One decision: match the prompt, lay out the candidates, let the policy choose. Changes only the policy's turn."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvrelay.core.index.matches import Matches, match_prompt
+from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.model.arrays import Floats, Ints
+from kvrelay.core.model.events import RequestArrived
+from kvrelay.core.model.units import IndexState, RouteReason
+from kvrelay.core.policy.policy import Field, Policy
+from kvrelay.core.routing.affinity import Affinity
+from kvrelay.core.routing.fleet import FleetView
+from kvrelay.core.routing.keeper import Keeper
+from kvrelay.core.routing.live import Decision
+
+# Until transfer rates are learned per tier: milliseconds to load one token's KV.
+TRANSFER_MS_PER_TOKEN = {"cpu": 0.002, "disk": 0.01, "remote": 0.02, "peer": 0.02}
+
+
+class Decider:
+    """Reads fleet, index, ledger and affinity; owns none of them."""
+
+    def __init__(self, *, fleet: FleetView, keeper: Keeper, ledger: Ledger, affinity: Affinity) -> None:
+        self._fleet = fleet
+        self._keeper = keeper
+        self._ledger = ledger
+        self._affinity = affinity
+
+    def decide(self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints) -> Decision:
+        """Choose among `slots`, which must not be empty."""
+        matches = self._match(arrived)
+        field = self._field(now, policy, arrived, slots, matches)
+        choice = policy.choose(now, field, self._ledger)
+        target = self._fleet.at(choice.slot)
+        spec = self._fleet.workers[target.id.worker.name].spec
+        return Decision(
+            field=field,
+            choice=choice,
+            target=target.id,
+            slot=choice.slot,
+            engine=spec.engine,
+            models_payload=spec.models_payload,
+            index_state=target.index_state,
+            fast_tokens=matches.fast[slots],
+            in_flight_tokens=matches.in_flight[slots],
+            tier_tokens={tier: tokens[slots] for tier, tokens in matches.lower.items()},
+            best_known_tokens=int((matches.at_once() + matches.in_lower_tiers()).max(initial=0)),
+            load=self._load(slots),
+            load_version=self._ledger.version,
+            targets=self._fleet.targets,
+        )
+
+    def _match(self, arrived: RequestArrived) -> Matches:
+        return match_prompt(
+            arrived.prompt,
+            residency=self._keeper.residency,
+            in_flight=self._keeper.in_flight,
+            block_size_of_slot=self._fleet.block_size_of_slot,
+            block_sizes=self._fleet.block_sizes() if arrived.prompt.keys else (),
+        )
+
+    def _field(self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints, matches: Matches) -> Field:
+        bound_slot, bound_elsewhere = self._binding(now, policy, arrived, slots)
+        lower = matches.in_lower_tiers()[slots]
+        return Field(
+            slots=slots,
+            prompt_tokens=arrived.prompt.prompt_tokens or 0,
+            matched_tokens=matches.at_once()[slots],
+            lower_tokens=lower,
+            transfer_ms=_transfer_ms(matches, slots),
+            block_size_tokens=min(self._fleet.block_sizes(), default=1),
+            scored=arrived.prompt.scorable,
+            index_usable=any(self._fleet.at(s).index_state is not IndexState.UNUSABLE for s in slots[:64].tolist()),
+            bound_slot=bound_slot,
+            bound_elsewhere=bound_elsewhere,
+            has_session=arrived.session_id is not None,
+            draw=arrived.draw,
+        )
+
+    def _binding(
+        self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints
+    ) -> tuple[int | None, RouteReason | None]:
+        """Where the session belongs: a candidate's slot, or why its worker cannot be used."""
+        if not policy.binds_sessions or arrived.session_id is None:
+            return None, None
+        bound = self._affinity.bound(now, arrived.session_id)
+        if bound is None:
+            return None, None
+        worker = self._fleet.live(bound)
+        if worker is None or not worker.health.routable(now):
+            return None, RouteReason.AFFINITY_BROKEN_UNHEALTHY
+        candidates = set(slots.tolist())
+        usable = [t.slot for t in worker.targets if t.slot in candidates]
+        if not usable:
+            return None, RouteReason.AFFINITY_BROKEN_UNAVAILABLE
+        return usable[0], None
+
+    def _load(self, slots: Ints) -> dict[str, Ints | Floats]:
+        """What receipts and the policy call load; copies, since the ledger goes on."""
+        ledger = self._ledger
+        return {
+            "active_requests": ledger.active_requests[slots],
+            "queued_requests": ledger.queued_requests[slots] + ledger.foreign_requests[slots],
+            "active_prefill_tokens": ledger.prefill_tokens[slots],
+            "active_decode_blocks": ledger.decode_blocks[slots],
+            "prefill_tokens_per_s": ledger.rates.tokens_per_s[slots],
+        }
+
+
+def _transfer_ms(matches: Matches, slots: Ints) -> Floats:
+    ms = np.zeros(len(slots))
+    for tier, tokens in matches.lower.items():
+        ms += tokens[slots] * TRANSFER_MS_PER_TOKEN[tier]
+    return ms

@@ -1,0 +1,108 @@
+"""Snapshots of the router's parts as plain values."""
+
+from __future__ import annotations
+
+from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.model.events import RequestArrived
+from kvrelay.core.routing.assemble import all_candidates
+from kvrelay.core.routing.fleet import FleetView, Target, Worker
+from kvrelay.core.routing.keeper import EventCounts, Keeper
+from kvrelay.core.routing.live import Decision
+from kvrelay.core.routing.status import MatchAnswer, MatchCandidate, RouterStatus, TargetStatus, WorkerStatus
+
+
+def describe(
+    now: float,
+    *,
+    policy: str,
+    scorer: str | None,
+    fleet: FleetView,
+    keeper: Keeper,
+    ledger: Ledger,
+    live_requests: int,
+    sessions: int,
+    spills: int,
+    late_events: int,
+) -> RouterStatus:
+    """The whole router at one moment."""
+    return RouterStatus(
+        policy=policy,
+        scorer=scorer,
+        live_requests=live_requests,
+        sessions=sessions,
+        in_flight_prompts=len(keeper.in_flight),
+        index_blocks=keeper.residency.size(),
+        spills=spills,
+        late_events=late_events,
+        workers=tuple(_worker(now, worker, keeper, ledger) for worker in fleet.workers.values()),
+    )
+
+
+def _worker(now: float, worker: Worker, keeper: Keeper, ledger: Ledger) -> WorkerStatus:
+    spec = worker.spec
+    return WorkerStatus(
+        name=worker.id.name,
+        incarnation=worker.id.incarnation,
+        url=spec.url,
+        engine=spec.engine,
+        models=spec.models,
+        adapters=spec.adapters,
+        role=spec.role,
+        up=worker.health.up,
+        routable=worker.health.routable(now) and not worker.draining,
+        draining=worker.draining,
+        targets=tuple(_target(target, keeper, ledger) for target in worker.targets),
+        events=_counts(keeper.counts[worker.id.name]),
+    )
+
+
+def _target(target: Target, keeper: Keeper, ledger: Ledger) -> TargetStatus:
+    slot = target.slot
+    running, waiting, kv_usage = ledger.reported.get(slot, (None, None, None))
+    return TargetStatus(
+        rank=target.id.rank,
+        block_size=target.block_size_tokens or None,
+        index_state=target.index_state,
+        index_problem=target.index_broken,
+        index_blocks={tier.value: count for tier, count in keeper.residency.blocks(slot).items()},
+        orphan_blocks=keeper.residency.orphans(slot),
+        active_requests=int(ledger.active_requests[slot]),
+        queued_requests=int(ledger.queued_requests[slot]),
+        active_prefill_tokens=int(ledger.prefill_tokens[slot]),
+        active_decode_blocks=int(ledger.decode_blocks[slot]),
+        foreign_requests=int(ledger.foreign_requests[slot]),
+        reported_running=running,
+        reported_waiting=waiting,
+        reported_kv_usage_ratio=kv_usage,
+        prefill_tokens_per_s=float(ledger.rates.tokens_per_s[slot]),
+        prefill_rate_samples=int(ledger.rates.learned_samples[slot]),
+        next_event_seq=target.sequence.next_seq if target.sequence is not None else None,
+    )
+
+
+def _counts(counts: EventCounts) -> dict[str, int]:
+    return {name: getattr(counts, name) for name in EventCounts.__slots__}
+
+
+def answer_match(arrived: RequestArrived, decision: Decision | None, reason: str) -> MatchAnswer:
+    """The answer to a what-if question; every candidate is shown, not only the best."""
+    candidates = all_candidates(decision) if decision is not None else ()
+    return MatchAnswer(
+        chosen=decision.target.worker.name if decision is not None else None,
+        reason=str(reason),
+        prompt_tokens=arrived.prompt.prompt_tokens,
+        unscored_because=arrived.prompt.unscored_because,
+        candidates=tuple(
+            MatchCandidate(
+                worker=candidate.worker,
+                incarnation=candidate.incarnation,
+                rank=candidate.rank,
+                matched_tokens=sum(candidate.matched_tokens.values()),
+                tiers=candidate.matched_tokens,
+                load=candidate.load,
+                terms=candidate.terms,
+                score=candidate.score,
+            )
+            for candidate in candidates
+        ),
+    )

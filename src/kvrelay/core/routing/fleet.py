@@ -1,0 +1,193 @@
+"""The workers the router knows, and which of them are candidates for a request.
+
+Filters run in this order: alive, not draining, model or adapter, role, capacity. What does not change between two
+requests is kept; a fleet of hundreds is not walked per request.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec import Struct
+
+from kvrelay.core.index.approximate import Approximate
+from kvrelay.core.index.sequence import Sequence
+from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.model.arrays import Ints
+from kvrelay.core.model.events import WorkerSpec
+from kvrelay.core.model.ids import TargetId, WorkerId
+from kvrelay.core.model.units import IndexState
+from kvrelay.core.routing.health import Health
+
+
+class Target:
+    """One rank of a live worker."""
+
+    __slots__ = ("approximate", "block_size_tokens", "id", "index_broken", "sequence", "slot")
+
+    def __init__(self, target_id: TargetId, slot: int, block_size_tokens: int) -> None:
+        self.id = target_id
+        self.slot = slot
+        self.block_size_tokens = block_size_tokens  # 0: unknown
+        self.sequence: Sequence | None = None  # workers with events
+        self.approximate: Approximate | None = None  # workers without
+        self.index_broken: str | None = None  # why nothing of this worker can match
+
+    @property
+    def index_state(self) -> IndexState:
+        if self.index_broken is not None:
+            return IndexState.UNUSABLE
+        if self.sequence is not None:
+            return self.sequence.state
+        return IndexState.APPROXIMATE
+
+
+class Worker:
+    """One live incarnation of a worker."""
+
+    __slots__ = ("draining", "health", "id", "spec", "targets")
+
+    def __init__(self, worker_id: WorkerId, spec: WorkerSpec, health: Health, targets: tuple[Target, ...]) -> None:
+        self.id = worker_id
+        self.spec = spec
+        self.health = health
+        self.targets = targets
+        self.draining = False
+
+    def serves(self, model: str | None) -> bool:
+        spec = self.spec
+        return model is None or not spec.models or model in spec.models or model in spec.adapters
+
+
+class Candidates(Struct, frozen=True, eq=False):
+    """Slots that passed the filters, ascending; or why there is none."""
+
+    slots: Ints
+    why_none: str | None = None
+
+
+_NOBODY: Ints = np.zeros(0, dtype=np.int64)
+
+
+class FleetView:
+    """Registry of live workers by name and of their targets by slot."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Worker] = {}
+        self.targets: list[Target | None] = []
+        self.block_size_of_slot: Ints = np.zeros(0, dtype=np.int64)
+        self._kept: dict[str | None, Candidates] = {}
+        self._limits: Ints | None = None
+        self._block_sizes: tuple[int, ...] = ()
+
+    def add(self, worker: Worker) -> None:
+        self.workers[worker.id.name] = worker
+        for target in worker.targets:
+            self._seat(target.slot, target)
+        self.changed()
+
+    def remove(self, name: str) -> Worker | None:
+        worker = self.workers.pop(name, None)
+        if worker is not None:
+            for target in worker.targets:
+                self._seat(target.slot, None)
+            self.changed()
+        return worker
+
+    def resized(self, target: Target, block_size_tokens: int) -> None:
+        """The worker's events showed its real block size."""
+        target.block_size_tokens = block_size_tokens
+        self._seat(target.slot, target)
+
+    def _seat(self, slot: int, target: Target | None) -> None:
+        """Copy on write: a decision keeps the list it was made with."""
+        more = max(0, slot + 1 - len(self.targets))
+        self.targets = [*self.targets, *[None] * more]
+        self.targets[slot] = target
+        self.block_size_of_slot = np.append(self.block_size_of_slot, np.zeros(more, dtype=np.int64))
+        self.block_size_of_slot[slot] = target.block_size_tokens if target is not None else 0
+        self._block_sizes = tuple(int(size) for size in np.unique(self.block_size_of_slot) if size)
+
+    def changed(self) -> None:
+        """Something that filters look at changed."""
+        self._kept.clear()
+        self._limits = None
+
+    def live(self, worker_id: WorkerId) -> Worker | None:
+        """The worker, if this very incarnation of it is the live one."""
+        worker = self.workers.get(worker_id.name)
+        return worker if worker is not None and worker.id == worker_id else None
+
+    def target(self, worker_id: WorkerId, rank: int) -> Target | None:
+        worker = self.live(worker_id)
+        return worker.targets[rank] if worker is not None and 0 <= rank < len(worker.targets) else None
+
+    def at(self, slot: int) -> Target:
+        target = self.targets[slot]
+        assert target is not None, f"slot {slot} is empty"
+        return target
+
+    def worker_at(self, slot: int) -> Worker:
+        return self.workers[self.at(slot).id.worker.name]
+
+    def block_sizes(self) -> tuple[int, ...]:
+        """Block sizes in use, ascending; each needs its own keys of a prompt."""
+        return self._block_sizes
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """The adapter that a model name means, if any worker lists it as one."""
+        if any(model in worker.spec.adapters for worker in self.workers.values() if worker.spec.adapters):
+            return model
+        return None
+
+    def candidates(self, now: float, model: str | None, ledger: Ledger, without: frozenset[str]) -> Candidates:
+        """Who may get the request. `without` names workers that were tried already."""
+        found = self._kept.get(model)
+        if found is None:
+            found = self._filter(now, model)
+            if all(worker.health.steady or not worker.health.up for worker in self.workers.values()):
+                if len(self._kept) > 256:  # model names come from clients
+                    self._kept.clear()
+                self._kept[model] = found
+        slots = found.slots
+        if without:
+            slots = slots[[self.at(slot).id.worker.name not in without for slot in slots.tolist()]]
+        if found.why_none is None and not len(slots):
+            return Candidates(_NOBODY, "all_tried")
+        return self._with_capacity(found, slots, ledger)
+
+    def _filter(self, now: float, model: str | None) -> Candidates:
+        workers = list(self.workers.values())
+        if not workers:
+            return Candidates(_NOBODY, "no_worker_known")
+        alive = [w for w in workers if w.health.routable(now)]
+        if not alive:
+            return Candidates(_NOBODY, "no_worker_alive")
+        willing = [w for w in alive if not w.draining]
+        if not willing:
+            return Candidates(_NOBODY, "all_draining")
+        serving = [w for w in willing if w.serves(model)]
+        if not serving:
+            serving = willing  # nobody claims the model: a worker's own "no such model" is the right answer
+        fitting = [w for w in serving if w.spec.role in ("both", "decode")]
+        if not fitting:
+            return Candidates(_NOBODY, "no_worker_for_role")
+        return Candidates(np.array(sorted(t.slot for w in fitting for t in w.targets), dtype=np.int64))
+
+    def _with_capacity(self, found: Candidates, slots: Ints, ledger: Ledger) -> Candidates:
+        if found.why_none is not None:
+            return found
+        if self._limits is None:
+            self._limits = np.array(
+                [self._limit(target) for target in self.targets] or [0],
+                dtype=np.int64,
+            )
+        if not self._limits.any():
+            return Candidates(slots)
+        limits = self._limits[slots]
+        free = slots[(limits == 0) | (ledger.active_requests[slots] < limits)]
+        return Candidates(free, None if len(free) else "at_capacity")
+
+    def _limit(self, target: Target | None) -> int:
+        if target is None:
+            return 0
+        return self.workers[target.id.worker.name].spec.max_active_requests or 0

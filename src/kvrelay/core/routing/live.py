@@ -1,0 +1,74 @@
+"""What the router remembers of a request from its arrival to its receipt."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from kvrelay.core.model.arrays import Floats, Ints
+from kvrelay.core.model.events import RequestArrived
+from kvrelay.core.model.ids import TargetId
+from kvrelay.core.model.units import Fault, IndexState, RouteReason
+from kvrelay.core.policy.policy import Choice, Field
+from kvrelay.core.routing.fleet import Target
+
+
+class Decision(Struct, frozen=True, eq=False):
+    """The state of belief at one decision, kept as it was; the receipt is built from it and from nothing newer."""
+
+    field: Field
+    choice: Choice
+    target: TargetId
+    slot: int
+    engine: str
+    models_payload: bool | None
+    index_state: IndexState
+    fast_tokens: Ints  # per candidate: in the fastest tier
+    in_flight_tokens: Ints  # per candidate: being computed there, beyond the fastest tier
+    tier_tokens: dict[str, Ints]  # per candidate: what each lower tier adds
+    best_known_tokens: int  # the deepest match over all live workers, candidates or not
+    load: dict[str, Ints | Floats]  # per candidate
+    load_version: int
+    targets: list[Target | None]  # by slot, as the fleet was
+
+
+class Attempted(Struct):
+    """One attempt as it goes on."""
+
+    number: int
+    decision: Decision
+    started_at: float
+    accepted: bool = False
+    fault: Fault | None = None
+    http_status: int | None = None
+    detail: str | None = None
+
+
+class Live:
+    """One request between arrival and terminal status."""
+
+    __slots__ = (
+        "arrived",
+        "arrived_at",
+        "attempts",
+        "decision_us",
+        "first_byte",
+        "first_token_at",
+        "last_retry_after_s",
+    )
+
+    def __init__(self, arrived: RequestArrived, arrived_at: float) -> None:
+        self.arrived = arrived
+        self.arrived_at = arrived_at
+        self.attempts: list[Attempted] = []
+        self.decision_us: float | None = None
+        self.first_byte = False
+        self.first_token_at: float | None = None
+        self.last_retry_after_s: float | None = None
+
+    @property
+    def current(self) -> Attempted | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def last_reason(self) -> RouteReason:
+        return self.attempts[-1].decision.choice.reason if self.attempts else RouteReason.NOT_ROUTED

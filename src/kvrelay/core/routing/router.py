@@ -1,0 +1,542 @@
+"""The router: one machine for the live gateway, the simulator and the drills.
+
+`step(now, event)` takes what happened and answers what to do. It reads no clock and draws no chance; the same events
+give the same effects, byte for byte. A request lives from `RequestArrived` to exactly one `WriteReceipt`:
+
+    arrived -> decide -> Dispatch -> (AttemptAccepted) -> FirstByteRelayed -> FirstTokenSeen -> RequestFinished
+                  ^          |
+                  +-- retry -+-- AttemptFailed (before the first byte)        ClientLeft at any time
+
+Every ending goes through `_end`, which takes the load back, lets the in-flight entry go and writes the receipt, so that
+none of the three can be forgotten on some path.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from kvrelay.core.contract.keys import Keyer
+from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.model.effects import (
+    BreakOff,
+    CancelAttempt,
+    Dispatch,
+    Effect,
+    PassThrough,
+    Refuse,
+    Report,
+    WakeAt,
+    WriteReceipt,
+)
+from kvrelay.core.model.events import (
+    AttemptAccepted,
+    AttemptFailed,
+    ClientLeft,
+    DecisionTimed,
+    Event,
+    FirstByteRelayed,
+    FirstTokenSeen,
+    KvBatch,
+    LoadReported,
+    PolicyChanged,
+    ProbeAnswered,
+    ReplayArrived,
+    ReplayUnavailable,
+    RequestArrived,
+    RequestFinished,
+    ResidencyReset,
+    SessionClosed,
+    WokeUp,
+    WorkerDrained,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerResumed,
+)
+from kvrelay.core.model.ids import WorkerId
+from kvrelay.core.model.prompt import Usage
+from kvrelay.core.model.units import Fault, Status
+from kvrelay.core.policy.cache_load import CacheLoad
+from kvrelay.core.policy.registry import make_policy
+from kvrelay.core.routing.affinity import Affinity
+from kvrelay.core.routing.alarm import Alarm
+from kvrelay.core.routing.assemble import assemble
+from kvrelay.core.routing.decider import Decider
+from kvrelay.core.routing.describe import answer_match, describe
+from kvrelay.core.routing.fleet import Candidates, FleetView, Worker
+from kvrelay.core.routing.health import Change, Health
+from kvrelay.core.routing.keeper import SWEEP_BLOCKS, Keeper
+from kvrelay.core.routing.live import Attempted, Decision, Live
+from kvrelay.core.routing.retry import Retry
+from kvrelay.core.routing.settings import RouterSettings
+from kvrelay.core.routing.status import MatchAnswer, RouterStatus
+
+Effects = tuple[Effect, ...]
+
+_RETRY_HINT_S = 1.0
+_LOST = frozenset({Fault.CONNECT, Fault.RESET, Fault.GARBAGE})
+_ANSWERED = frozenset({Fault.BACK_PRESSURE, Fault.SERVER_ERROR})  # the worker's own answer is at hand
+
+
+class Router:
+    """Composes fleet, index, load, affinity, policy and retry. Not thread-safe; one host drives it."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self.settings = settings
+        self.policy = make_policy(settings.policy, settings.scorer, settings.weights)
+        self._scorer = settings.scorer
+        self._fleet = FleetView()
+        self._keeper = Keeper(settings, self._fleet)
+        self._ledger = Ledger(initial_prefill_tokens_per_s=settings.initial_prefill_tokens_per_s)
+        self._affinity = Affinity(ttl_s=settings.affinity_ttl_s, max_sessions=settings.max_sessions)
+        self._retry = Retry(attempts=settings.retry_attempts, budget_ratio=settings.retry_budget_ratio)
+        self._decider = Decider(fleet=self._fleet, keeper=self._keeper, ledger=self._ledger, affinity=self._affinity)
+        self._live: dict[str, Live] = {}
+        self._speculative: dict[str, float] = {}  # request -> deadline of its in-flight entry, oldest first
+        self._alarm = Alarm()
+        self.spills = 0
+        self.late_events = 0
+
+    # --- questions -----------------------------------------------------------------------------------------------
+
+    @property
+    def keyer(self) -> Keyer:
+        """Makes the block keys that the index understands."""
+        return self._keeper.keyer
+
+    def block_sizes(self) -> tuple[int, ...]:
+        """Block sizes in use; a prompt needs keys for each."""
+        return self._fleet.block_sizes()
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """The adapter that this model name means, None for a base model."""
+        return self._fleet.adapter_of(model)
+
+    def match(self, now: float, arrived: RequestArrived) -> MatchAnswer:
+        """What would happen to this request. Dispatches nothing and does not take the policy's turn."""
+        found = self._fleet.candidates(now, arrived.model, self._ledger, frozenset())
+        if found.why_none is not None:
+            return answer_match(arrived, None, found.why_none)
+        decision = self._decider.decide(now, copy.deepcopy(self.policy), arrived, found.slots)
+        return answer_match(arrived, decision, decision.choice.reason)
+
+    def status(self, now: float) -> RouterStatus:
+        """A snapshot for people and metrics."""
+        return describe(
+            now,
+            policy=self.policy.name,
+            scorer=self._scorer if isinstance(self.policy, CacheLoad) else None,
+            fleet=self._fleet,
+            keeper=self._keeper,
+            ledger=self._ledger,
+            live_requests=len(self._live),
+            sessions=len(self._affinity),
+            spills=self.spills,
+            late_events=self.late_events,
+        )
+
+    def sessions(self) -> dict[str, WorkerId]:
+        """Session bindings."""
+        return self._affinity.sessions()
+
+    # --- the machine ---------------------------------------------------------------------------------------------
+
+    def step(self, now: float, event: Event) -> Effects:
+        """Take one event; answer what the host is to do, in order."""
+        match event:
+            case RequestArrived():
+                return self._admit(now, event)
+            case AttemptAccepted():
+                return self._accepted(now, event)
+            case FirstByteRelayed():
+                return self._first_byte(event)
+            case FirstTokenSeen():
+                return self._first_token(now, event)
+            case RequestFinished():
+                return self._finished(now, event)
+            case DecisionTimed():
+                return self._timed(event)
+            case KvBatch():
+                return self._keeper.batch(now, event) + self._wake(now)
+            case LoadReported():
+                return self._load_reported(event)
+            case ProbeAnswered():
+                return self._probed(event)
+            case AttemptFailed():
+                return self._failed(now, event)
+            case ClientLeft():
+                return self._client_left(now, event)
+            case WokeUp():
+                return self._woke_up(now)
+            case ReplayArrived() | ReplayUnavailable():
+                return self._keeper.replayed(now, event) + self._wake(now)
+            case WorkerJoined():
+                return self._joined(now, event)
+            case WorkerLeft():
+                return self._left(now, event.name)
+            case WorkerDrained():
+                return self._set_draining(event.name, True)
+            case WorkerResumed():
+                return self._set_draining(event.name, False)
+            case ResidencyReset():
+                return self._reset(now, event)
+            case SessionClosed():
+                self._affinity.close(event.session_id)
+                return ()
+            case PolicyChanged():
+                return self._switch_policy(event)
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def _admit(self, now: float, arrived: RequestArrived) -> Effects:
+        assert arrived.request_id not in self._live, f"{arrived.request_id} is live already"
+        live = self._live[arrived.request_id] = Live(arrived, now)
+        found = self._fleet.candidates(now, arrived.model, self._ledger, frozenset())
+        if found.why_none is not None:
+            return self._refuse(now, live, found.why_none)
+        self._retry.first_attempt()
+        return self._dispatch(now, live, found)
+
+    def _dispatch(self, now: float, live: Live, found: Candidates) -> Effects:
+        """Decide among the candidates and book the outcome."""
+        arrived = live.arrived
+        decision = self._decider.decide(now, self.policy, arrived, found.slots)
+        if self._must_wait_for_bound(decision):
+            return self._refuse(now, live, "affinity_hard_unavailable")
+        attempted = Attempted(len(live.attempts) + 1, decision, now)
+        live.attempts.append(attempted)
+        self._book(now, live, decision)
+        worker = self._fleet.worker_at(decision.slot)
+        worker.health.dispatched(arrived.request_id)
+        if not worker.health.steady:
+            self._fleet.changed()
+        if self.policy.binds_sessions and arrived.session_id is not None:
+            self._affinity.propose(now, arrived.session_id, worker.id, arrived.request_id)
+        if decision.choice.spilled_from is not None:
+            self.spills += 1
+        dispatch = Dispatch(
+            request_id=arrived.request_id,
+            attempt=attempted.number,
+            worker=worker.id,
+            rank=decision.target.rank if worker.spec.ranks > 1 else None,
+            matched_tokens=_claimed(decision) if arrived.prompt.keys else None,
+            reason=decision.choice.reason,
+        )
+        return (dispatch, *self._wake(now))
+
+    def _must_wait_for_bound(self, decision: Decision) -> bool:
+        broken = decision.field.bound_elsewhere is not None
+        return self.settings.affinity_hard and broken and self.policy.binds_sessions
+
+    def _book(self, now: float, live: Live, decision: Decision) -> None:
+        prompt = live.arrived.prompt
+        prompt_tokens = prompt.prompt_tokens or 0
+        block_size = int(self._fleet.block_size_of_slot[decision.slot])
+        self._ledger.book(
+            now,
+            live.arrived.request_id,
+            decision.slot,
+            prefill_tokens=max(0, prompt_tokens - _claimed(decision)),
+            decode_blocks=-(-prompt_tokens // block_size) if block_size else 0,
+        )
+        keys = prompt.keys.get(block_size)
+        if keys is not None and len(keys):
+            self._keeper.in_flight.add(live.arrived.request_id, decision.slot, keys)
+            self._speculative[live.arrived.request_id] = now + self.settings.speculative_deadline_s
+
+    def _accepted(self, now: float, event: AttemptAccepted) -> Effects:
+        live = self._live.get(event.request_id)
+        if live is None or live.current is None or live.current.number != event.attempt:
+            return self._late()
+        live.current.accepted = True
+        if self.policy.binds_sessions and live.arrived.session_id is not None:
+            self._affinity.confirm(now, live.arrived.session_id, live.current.decision.target.worker)
+        return self._wake(now)
+
+    def _first_byte(self, event: FirstByteRelayed) -> Effects:
+        live = self._live.get(event.request_id)
+        if live is None:
+            return self._late()
+        live.first_byte = True
+        return ()
+
+    def _first_token(self, now: float, event: FirstTokenSeen) -> Effects:
+        live = self._live.get(event.request_id)
+        if live is None:
+            return self._late()
+        if live.first_token_at is None:
+            live.first_token_at = now
+            self._ledger.first_token(now, event.request_id)
+        return ()
+
+    def _timed(self, event: DecisionTimed) -> Effects:
+        live = self._live.get(event.request_id)
+        if live is not None and live.decision_us is None:
+            live.decision_us = event.decision_us
+        return ()
+
+    def _finished(self, now: float, event: RequestFinished) -> Effects:
+        live = self._live.get(event.request_id)
+        if live is None or live.current is None:
+            return self._late()
+        worker = self._fleet.live(live.current.decision.target.worker)
+        if worker is not None:
+            self._note_served(worker, event.request_id)
+        live.current.http_status = event.http_status
+        if event.http_status < 400:
+            self._learn_residency(live, event.usage)
+            return self._end(now, live, Status.OK, event.http_status, usage=event.usage, itl_ms=event.itl_ms)
+        reason = f"http_{event.http_status}"
+        return self._end(now, live, Status.CLIENT_ERROR, event.http_status, failure_reason=reason, usage=event.usage)
+
+    def _note_served(self, worker: Worker, request_id: str) -> None:
+        was_steady = worker.health.steady
+        worker.health.served(request_id)
+        if not was_steady:
+            self._fleet.changed()
+
+    def _learn_residency(self, live: Live, usage: Usage) -> None:
+        """A worker without events: what went through it is what we believe it has, corrected by what it hit."""
+        assert live.current is not None
+        decision = live.current.decision
+        target = self._fleet.target(decision.target.worker, decision.target.rank)
+        if target is None or target.approximate is None:
+            return
+        keys = live.arrived.prompt.keys.get(target.block_size_tokens)
+        if keys is None:
+            return
+        if usage.cached_tokens is not None:
+            target.approximate.corrected(keys, actual_blocks=usage.cached_tokens // target.block_size_tokens)
+        target.approximate.served(keys)
+
+    def _failed(self, now: float, event: AttemptFailed) -> Effects:
+        live = self._live.get(event.request_id)
+        if live is None or live.current is None or live.current.number != event.attempt:
+            return self._late()
+        attempted = live.current
+        attempted.fault, attempted.http_status = event.fault, event.http_status
+        attempted.detail = event.detail or None
+        live.last_retry_after_s = event.retry_after_s
+        reports = self._note_failure(now, attempted, event)
+        self._release(now, live)
+        if live.arrived.session_id is not None and not attempted.accepted:
+            self._affinity.withdraw(live.arrived.session_id, event.request_id)
+        return reports + self._retry_or_end(now, live, event)
+
+    def _note_failure(self, now: float, attempted: Attempted, event: AttemptFailed) -> Effects:
+        worker = self._fleet.live(attempted.decision.target.worker)
+        if worker is None:
+            return ()
+        change = worker.health.failed(now, event.request_id, event.fault)
+        self._fleet.changed()
+        return self._report_change(worker, change, event.fault.value)
+
+    def _retry_or_end(self, now: float, live: Live, event: AttemptFailed) -> Effects:
+        if self._retry.allows(attempts_made=len(live.attempts), fault=event.fault, first_byte_relayed=live.first_byte):
+            tried = frozenset(attempted.decision.target.worker.name for attempted in live.attempts)
+            found = self._fleet.candidates(now, live.arrived.model, self._ledger, tried)
+            if found.why_none is None:
+                self._retry.spend()
+                return self._dispatch(now, live, found)
+        return self._give_up(now, live, event.fault)
+
+    def _give_up(self, now: float, live: Live, fault: Fault) -> Effects:
+        """No further attempt: the client learns what happened, in the form that is still possible."""
+        status, reason, http_status = _verdict(fault)
+        request_id = live.arrived.request_id
+        if live.first_byte:
+            ending: Effect = BreakOff(request_id, status, reason)
+            http_status = live.current.http_status if live.current is not None else None
+        elif fault in _ANSWERED:
+            ending = PassThrough(request_id)
+            http_status = live.current.http_status if live.current is not None else None
+        else:
+            assert http_status is not None
+            ending = Refuse(request_id, http_status, reason, live.last_retry_after_s or _RETRY_HINT_S)
+        return (ending, *self._end(now, live, status, http_status, failure_reason=reason))
+
+    def _refuse(self, now: float, live: Live, reason: str) -> Effects:
+        """Nobody was asked, or nobody is left to ask."""
+        refusal = Refuse(live.arrived.request_id, 503, reason, _RETRY_HINT_S)
+        return (refusal, *self._end(now, live, Status.REFUSED, 503, failure_reason=reason))
+
+    def _client_left(self, now: float, event: ClientLeft) -> Effects:
+        live = self._live.get(event.request_id)
+        if live is None:
+            return self._late()
+        cancel: Effects = ()
+        if live.current is not None and live.current.fault is None:
+            cancel = (CancelAttempt(event.request_id, live.current.number),)
+            worker = self._fleet.live(live.current.decision.target.worker)
+            if worker is not None:
+                worker.health.released(event.request_id)
+        ended = self._end(now, live, Status.CLIENT_CANCELLED, None, itl_ms=event.itl_ms)
+        return cancel + ended
+
+    def _end(
+        self,
+        now: float,
+        live: Live,
+        status: Status,
+        http_status: int | None,
+        *,
+        failure_reason: str | None = None,
+        usage: Usage = Usage(),
+        itl_ms: tuple[float, ...] = (),
+    ) -> Effects:
+        """The one way out: load back, in-flight entry gone, one receipt."""
+        del self._live[live.arrived.request_id]
+        self._release(now, live)
+        receipt = assemble(
+            live,
+            now,
+            policy=self.policy.name,
+            status=status,
+            http_status=http_status,
+            failure_reason=failure_reason,
+            usage=usage,
+            itl_ms=itl_ms,
+            manifest_digest=self.settings.manifest_digest,
+        )
+        return (WriteReceipt(receipt),)
+
+    def _release(self, now: float, live: Live) -> None:
+        """Take back what the current attempt booked; a second call finds nothing."""
+        request_id = live.arrived.request_id
+        self._ledger.settle(now, request_id)
+        self._keeper.in_flight.discard(request_id)
+        self._speculative.pop(request_id, None)
+
+    # --- workers -------------------------------------------------------------------------------------------------
+
+    def _joined(self, now: float, event: WorkerJoined) -> Effects:
+        known = self._fleet.workers.get(event.worker.name)
+        if known is not None and known.id == event.worker:
+            return ()
+        replaced: Effects = ()
+        if known is not None:
+            replaced = (*self._left(now, event.worker.name), Report("worker_replaced", event.worker.name))
+        health = Health(failures_to_down=self.settings.health_failures, successes_to_up=self.settings.health_successes)
+        targets = tuple(self._keeper.new_target(event.worker, rank, event.spec) for rank in range(event.spec.ranks))
+        for target in targets:
+            self._ledger.add_slot(target.slot)
+        self._fleet.add(Worker(event.worker, event.spec, health, targets))
+        begun: Effects = ()
+        for target in targets:
+            begun += self._keeper.begin(now, target)
+        return (*replaced, Report("worker_up", event.worker.name), *begun, *self._wake(now))
+
+    def _left(self, now: float, name: str) -> Effects:
+        """Forget a worker wholly; requests still on it end by themselves and find nothing booked."""
+        worker = self._fleet.remove(name)
+        if worker is None:
+            return ()
+        for target in worker.targets:
+            self._keeper.drop(target)
+            self._ledger.drop_slot(target.slot)
+        self._affinity.drop_worker(worker.id)
+        self._keeper.forget_worker(name)
+        return self._wake(now)
+
+    def _probed(self, event: ProbeAnswered) -> Effects:
+        worker = self._fleet.live(event.worker)
+        if worker is None:
+            return self._late()
+        return self._report_change(worker, worker.health.probed(event.ok), event.detail)
+
+    def _report_change(self, worker: Worker, change: Change, detail: str) -> Effects:
+        if change is Change.NONE:
+            return ()
+        self._fleet.changed()
+        kind = "worker_up" if change is Change.WENT_UP else "worker_down"
+        return (Report(kind, worker.id.name, detail),)
+
+    def _load_reported(self, event: LoadReported) -> Effects:
+        target = self._fleet.target(event.worker, event.rank)
+        if target is None:
+            return self._late()
+        self._ledger.report(
+            target.slot,
+            running=event.running_requests,
+            waiting=event.waiting_requests,
+            kv_usage_ratio=event.kv_usage_ratio,
+        )
+        return ()
+
+    def _set_draining(self, name: str, draining: bool) -> Effects:
+        worker = self._fleet.workers.get(name)
+        if worker is not None:
+            worker.draining = draining
+            self._fleet.changed()
+        return ()
+
+    def _reset(self, now: float, event: ResidencyReset) -> Effects:
+        worker = self._fleet.workers.get(event.name)
+        if worker is None:
+            return self._late()
+        effects: Effects = ()
+        for target in worker.targets:
+            effects += self._keeper.reset(now, target, replay=event.replay)
+        return effects + self._wake(now)
+
+    # --- operator and clock --------------------------------------------------------------------------------------
+
+    def _switch_policy(self, event: PolicyChanged) -> Effects:
+        scorer = event.scorer or self._scorer
+        self.policy = make_policy(event.policy, scorer, self.settings.weights)
+        self._scorer = scorer
+        return (Report("policy_switched", detail=event.policy),)
+
+    def _woke_up(self, now: float) -> Effects:
+        self._alarm.rang(now)
+        self._keeper.residency.sweep(SWEEP_BLOCKS)
+        self._affinity.expire(now)
+        while self._speculative:
+            request_id, deadline = next(iter(self._speculative.items()))
+            if deadline > now:
+                break
+            del self._speculative[request_id]
+            self._keeper.in_flight.discard(request_id)
+        return self._keeper.give_up_on_replays(now) + self._wake(now)
+
+    def _wake(self, now: float) -> Effects:
+        """Ask to be woken for whatever is due next, unless an alarm is set for then or earlier."""
+        due = [
+            now if self._keeper.residency.has_retired() else None,
+            self._affinity.next_expiry(),
+            next(iter(self._speculative.values()), None),
+            self._keeper.next_deadline(),
+        ]
+        at = self._alarm.set(min((time for time in due if time is not None), default=None))
+        return () if at is None else (WakeAt(at),)
+
+    def _late(self) -> Effects:
+        """An event about something that ended before. Counted, never an error: the world is slower than we are."""
+        self.late_events += 1
+        return ()
+
+    def check(self) -> None:
+        """Assert the invariants of every part; for tests and idle moments."""
+        self._keeper.residency.check()
+        self._keeper.in_flight.check()
+        self._ledger.check()
+        booked = sum(1 for live in self._live.values() if live.attempts and live.attempts[-1].fault is None)
+        assert len(self._ledger) <= booked, "something is booked that is not live"
+        assert set(self._speculative) <= set(self._live), "a speculative entry outlived its request"
+
+
+def _claimed(decision: Decision) -> int:
+    at = int(decision.field.slots.searchsorted(decision.slot))
+    return int(decision.field.matched_tokens[at] + decision.field.lower_tokens[at])
+
+
+def _verdict(fault: Fault) -> tuple[Status, str, int | None]:
+    """Terminal status, failure reason and the status code for a client that has seen nothing yet."""
+    if fault in _LOST:
+        return Status.WORKER_LOST, "worker_lost", 502
+    match fault:
+        case Fault.BACK_PRESSURE:
+            return Status.REFUSED, fault.value, None
+        case Fault.SERVER_ERROR:
+            return Status.ERROR, fault.value, None
+        case _:
+            return Status.TIMEOUT, fault.value, 504

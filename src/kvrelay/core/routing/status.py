@@ -1,0 +1,85 @@
+"""What the router would say of itself right now. Values only; safe to keep and to print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from kvrelay.core.model.units import IndexState
+
+
+class TargetStatus(Struct, frozen=True):
+    """One rank of a worker."""
+
+    rank: int
+    block_size: int | None
+    index_state: IndexState
+    index_problem: str | None
+    index_blocks: Mapping[str, int]  # per tier
+    orphan_blocks: int
+    active_requests: int
+    queued_requests: int
+    active_prefill_tokens: int
+    active_decode_blocks: int
+    foreign_requests: int
+    reported_running: int | None
+    reported_waiting: int | None
+    reported_kv_usage_ratio: float | None
+    prefill_tokens_per_s: float
+    prefill_rate_samples: int
+    next_event_seq: int | None
+
+
+class WorkerStatus(Struct, frozen=True):
+    """One live worker."""
+
+    name: str
+    incarnation: str
+    url: str
+    engine: str
+    models: tuple[str, ...]
+    adapters: tuple[str, ...]
+    role: str
+    up: bool
+    routable: bool
+    draining: bool
+    targets: tuple[TargetStatus, ...]
+    events: Mapping[str, int]
+
+
+class RouterStatus(Struct, frozen=True):
+    """The whole router."""
+
+    policy: str
+    scorer: str | None
+    live_requests: int
+    sessions: int
+    in_flight_prompts: int
+    index_blocks: int
+    spills: int
+    late_events: int
+    workers: tuple[WorkerStatus, ...]
+
+
+class MatchCandidate(Struct, frozen=True):
+    """One worker in the answer of a what-if question."""
+
+    worker: str
+    incarnation: str
+    rank: int
+    matched_tokens: int
+    tiers: Mapping[str, int]
+    load: Mapping[str, float]
+    terms: Mapping[str, float]
+    score: float | None
+
+
+class MatchAnswer(Struct, frozen=True):
+    """What the router would do with a request, without doing it."""
+
+    chosen: str | None
+    reason: str
+    prompt_tokens: int | None
+    unscored_because: str | None
+    candidates: tuple[MatchCandidate, ...]
