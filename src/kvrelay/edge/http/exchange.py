@@ -1,0 +1,204 @@
+"""One request and its response, as a handler sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Protocol
+
+from kvrelay.edge.http.heads import BODYLESS_STATUS, Header, append_headers, find, status_line
+
+
+class Stage(Enum):
+    """How far the response is."""
+
+    WAITING = "waiting"
+    STREAMING = "streaming"
+    DONE = "done"
+
+
+class Framing(Enum):
+    """How the end of a streamed body is told to the client."""
+
+    CHUNKED = "chunked"
+    LENGTH = "length"
+    CLOSE = "close"  # HTTP/1.0: the end of the connection is the end of the body
+    NONE = "none"  # HEAD, 204, 304: a head and no body
+
+
+class Connection(Protocol):
+    """What an exchange needs of the connection it came on."""
+
+    def send(self, data: bytes) -> None: ...
+    def exchange_done(self, exchange: Exchange) -> None: ...
+    def break_off(self, *, framed: bool) -> None: ...
+
+
+class Exchange:
+    """The request is complete before the handler sees it. The handler answers with `respond`, or with `start`, any
+    number of `write`, and `finish` or `abort`; each may be called later, from any callback of the loop.
+
+    After the client has left (`on_gone` was called) every answering method does nothing. Bodies are relayed as given.
+    """
+
+    __slots__ = (
+        "_bytes_due",
+        "_connection",
+        "_framing",
+        "_stage",
+        "body",
+        "headers",
+        "keep_alive",
+        "method",
+        "on_flow",
+        "on_gone",
+        "path",
+        "query",
+        "target",
+        "version",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        method: str,
+        target: str,
+        version: str,
+        headers: list[Header],
+        body: bytes,
+        keep_alive: bool,
+    ) -> None:
+        self._connection: Connection | None = connection
+        self._stage = Stage.WAITING
+        self._framing = Framing.NONE
+        self._bytes_due = 0
+        self.method = method
+        self.target = target
+        self.path, _, self.query = target.partition("?")
+        self.version = version
+        self.headers = headers
+        self.body = body
+        self.keep_alive = keep_alive
+        self.on_gone: Callable[[], None] | None = None
+        """The client left before the answer was complete; called once, at once."""
+        self.on_flow: Callable[[bool], None] | None = None
+        """False: the client reads more slowly than we write, stop producing. True: go on."""
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header; `name` in lower case."""
+        return find(self.headers, name)
+
+    @property
+    def gone(self) -> bool:
+        """The client left, or the answer is complete."""
+        return self._connection is None
+
+    @property
+    def started(self) -> bool:
+        """A response head went out."""
+        return self._stage is not Stage.WAITING
+
+    def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
+        """A whole response. `content-length` is added here and must not be in `headers`."""
+        connection = self._connection
+        if connection is None:
+            return
+        assert self._stage is Stage.WAITING, self._stage
+        parts = self._head(status, headers)
+        if status not in BODYLESS_STATUS:
+            parts.append(b"content-length: %d\r\n\r\n" % len(body))
+            if self.method != "HEAD":
+                parts.append(body)
+        else:
+            parts.append(b"\r\n")
+        connection.send(b"".join(parts))
+        self._done(connection)
+
+    def start(self, status: int, headers: Sequence[Header]) -> None:
+        """Begin a streamed response: framed by `content-length` if `headers` has one, else in chunks."""
+        connection = self._connection
+        if connection is None:
+            return
+        assert self._stage is Stage.WAITING, self._stage
+        self._choose_framing(status, headers)
+        parts = self._head(status, headers)
+        parts.append(b"transfer-encoding: chunked\r\n\r\n" if self._framing is Framing.CHUNKED else b"\r\n")
+        self._stage = Stage.STREAMING
+        connection.send(b"".join(parts))
+
+    def write(self, data: bytes) -> None:
+        """Some bytes of the body, sent as they are."""
+        connection = self._connection
+        if connection is None or not data:
+            return
+        assert self._stage is Stage.STREAMING, self._stage
+        if self._framing is Framing.CHUNKED:
+            connection.send(b"%x\r\n%b\r\n" % (len(data), data))
+        elif self._framing is Framing.LENGTH:
+            self._bytes_due -= len(data)
+            if self._bytes_due < 0:  # the surplus would be read as the next response
+                self.abort()
+                return
+            connection.send(data)
+        elif self._framing is Framing.CLOSE:
+            connection.send(data)
+
+    def finish(self) -> None:
+        """The body is complete. A body shorter than its declared length is broken off instead."""
+        connection = self._connection
+        if connection is None:
+            return
+        assert self._stage is Stage.STREAMING, self._stage
+        if self._framing is Framing.LENGTH and self._bytes_due > 0:
+            self.abort()
+            return
+        if self._framing is Framing.CHUNKED:
+            connection.send(b"0\r\n\r\n")
+        elif self._framing is Framing.CLOSE:
+            self.keep_alive = False
+        self._done(connection)
+
+    def abort(self) -> None:
+        """Break the connection: what was written leaves, and the client sees the answer as broken, not as complete."""
+        connection = self._connection
+        if connection is None:
+            return
+        self._connection = None
+        self._stage = Stage.DONE
+        connection.break_off(framed=self._framing is not Framing.CLOSE)
+
+    def client_left(self) -> None:
+        """Called by the connection only."""
+        self._connection = None
+        self._stage = Stage.DONE
+        if self.on_gone is not None:
+            self.on_gone()
+
+    def _head(self, status: int, headers: Sequence[Header]) -> list[bytes]:
+        parts = [status_line(status)]
+        append_headers(parts, headers)
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        elif self.version == "1.0":
+            parts.append(b"connection: keep-alive\r\n")
+        return parts
+
+    def _choose_framing(self, status: int, headers: Sequence[Header]) -> None:
+        if self.method == "HEAD" or status in BODYLESS_STATUS:
+            self._framing = Framing.NONE
+            return
+        declared = find(headers, b"content-length")
+        if declared is not None:
+            self._framing = Framing.LENGTH
+            self._bytes_due = int(declared)
+        elif self.version == "1.0":
+            self._framing = Framing.CLOSE
+            self.keep_alive = False
+        else:
+            self._framing = Framing.CHUNKED
+
+    def _done(self, connection: Connection) -> None:
+        self._connection = None
+        self._stage = Stage.DONE
+        connection.exchange_done(self)
