@@ -5,10 +5,17 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from kvrelay.edge.system.config import Problem
+    from kvrelay.edge.worker.spec import MockReady
 
 OK, VERDICT_FAIL, USAGE_ERROR, UNKNOWN = 0, 1, 2, 3
 """Exit codes, the same for every command."""
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 
 
 def fail(message: str, code: int = USAGE_ERROR) -> NoReturn:
@@ -35,3 +42,122 @@ def bad_value(name: str, received: object, legal: str, *, source: str) -> str:
 
 def _plural(noun: str) -> str:
     return noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+
+
+def config_problems(problems: Iterable[Problem]) -> str:
+    """Everything that is wrong with a configuration, one block each."""
+    return "\n".join(_config_problem(problem) for problem in problems)
+
+
+def _config_problem(problem: Problem) -> str:
+    match problem.kind:
+        case "unknown_key":
+            lines = [f"error: unknown key `{problem.key}` (from {problem.source})"]
+            lines.append("  known here: " + ", ".join(f"`{name}`" for name in problem.known))
+        case "unsupported":
+            lines = [f"error: `{problem.key}` is `{problem.received}` (from {problem.source})"]
+            lines.append(f"  not supported in this version; supported: {problem.legal}")
+        case "unreadable":
+            lines = [f"error: cannot read the configuration file `{problem.received}`", f"  {problem.legal}"]
+        case "missing":
+            lines = [f"error: `{problem.key}` is missing (from {problem.source})", f"  legal: {problem.legal}"]
+        case _:
+            lines = [bad_value(problem.key, problem.received, problem.legal, source=problem.source)]
+    if problem.nearest:
+        lines.append(f"hint: did you mean `{problem.nearest}`?")
+    return "\n".join(lines)
+
+
+def unknown_receipt(request_id: str, *, source: str) -> str:
+    """No receipt with that id where it was looked for."""
+    return (
+        f"error: no receipt `{request_id}` in {source}\n"
+        "  a running gateway keeps only the last receipts in memory\n"
+        "hint: look into the receipt file with `--file`"
+    )
+
+
+def no_receipt_source() -> str:
+    """Neither a file nor a gateway was named."""
+    return (
+        "error: nowhere to look for receipts\n"
+        "  legal: FILE or FILE:LINE, `--file FILE`, or `--router URL` of a gateway's admin port\n"
+        "hint: kvrelay receipts tail --router http://127.0.0.1:8001"
+    )
+
+
+def unusable_input(what: str, reason: str) -> str:
+    """A file or an answer could not be read or is not what it should be."""
+    return f"error: cannot use {what}\n  {reason}"
+
+
+def say(message: str) -> None:
+    """Print `message` on stderr and go on."""
+    sys.stderr.write(message.rstrip("\n") + "\n")
+    sys.stderr.flush()
+
+
+# --- kvrelay mock ------------------------------------------------------------------------------------------------
+
+INSECURE_MOCK = "warning: `--insecure` is on: whoever reaches these ports can use, see and break the mock workers"
+NO_MOCK_LEFT = "error: every mock worker has ended, nothing is left to run\nhint: `--restart` starts them again"
+
+
+def mock_ready(ready: MockReady) -> str:
+    """One line for people."""
+    events = "no events" if ready.events is None else f"events {ready.events}"
+    replay = "" if ready.replay is None else f", replay {ready.replay}"
+    return f"{ready.name}  {ready.url}  {events}{replay}  pid {ready.pid}  incarnation {ready.incarnation}"
+
+
+def mock_ended(name: str, pid: int, exit_status: int) -> str:
+    """A worker is gone although nobody asked for it here."""
+    how = f"was killed by signal {-exit_status}" if exit_status < 0 else f"ended with status {exit_status}"
+    return f"warning: worker `{name}` (pid {pid}) {how}; the others go on"
+
+
+def mock_did_not_start(detail: str) -> str:
+    return f"error: {detail}\n  its reason stands above\nhint: if the port is taken, use `--port 0` for free ones"
+
+
+def bad_fault(received: str, detail: str) -> str:
+    return f"error: `--fault` is `{received}` (from the command line)\n  {detail}"
+
+
+# --- kvrelay demo and tune ---------------------------------------------------------------------------------------
+
+STOPPED = "stopped: every process of the run has ended; what was measured so far is in the output folder"
+
+
+def unreadable_file(what: str, path: object, reason: str) -> str:
+    return f"error: cannot read {what} `{path}`: {reason}\nhint: without `--trace` the bundled agent sessions are used"
+
+
+def bad_trace(path: object, line: int, found: str, legal: str) -> str:
+    """A file that is no trace: which line, what was found, what would be right."""
+    return f"error: `{path or 'the trace'}`, line {line}: {found}\n  legal: {legal}"
+
+
+def unwritable_folder(path: object, reason: str) -> str:
+    return f"error: cannot write to `{path}` (from `--out`): {reason}\nhint: name another folder with `--out DIR`"
+
+
+def arm_failed(detail: str) -> str:
+    """The fleet or gateway of an arm could not be run, so there is nothing to compare."""
+    return f"error: an arm could not be run: {detail}\nhint: the logs are in the output folder, under `arms/`"
+
+
+def demo_story(table: str, won: str, why: str, receipt_words: str, out: object) -> str:
+    return (
+        f"MOCK RUN: modelled times on mock workers, not the performance of any engine\n\n{table}\n\n{won}\n{why}\n\n"
+        f"One request, in words:\n{_indented(receipt_words)}\n\n"
+        f"{out}/report.html has the charts; beside it are manifest.json, receipts.jsonl, samples.jsonl, summary.json\n"
+    )
+
+
+def demo_complaints(complaints: Iterable[str]) -> str:
+    return "\n".join(f"error: {complaint}" for complaint in complaints)
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" if line else "" for line in text.splitlines())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -43,7 +44,7 @@ class _Usage(Struct):
 class _Chunk(Struct):
     choices: tuple[msgspec.Raw, ...] = ()
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: Any = None
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode

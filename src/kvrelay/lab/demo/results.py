@@ -1,0 +1,145 @@
+"""From raw samples and receipts to one figure per question and policy.
+
+Times come from the samples (the client's view), tokens from the receipts (claim and outcome of one decision side by
+side). Failed requests stay in the count; they have no times and no tokens to add.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from kvrelay.core.receipts.receipt import GateLoss, Receipt
+from kvrelay.core.stats.balance import max_over_mean
+from kvrelay.core.stats.distribution import Distribution, distribution
+from kvrelay.core.stats.seen_before import SeenBefore
+from kvrelay.core.traces.plan import Plan
+from kvrelay.lab.replay.replay import Arm
+from kvrelay.lab.replay.sample import Sample
+
+
+class ArmData(Struct, frozen=True, eq=False):
+    """All that was recorded of one arm; the primer is in the receipts and not in the samples."""
+
+    arm: Arm
+    workers: tuple[str, ...]
+    samples: tuple[Sample, ...]
+    receipts: Mapping[str, Receipt]
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """One arm, or all repeats of a policy pooled. Token sums cover the requests whose engine reported usage."""
+
+    requests: int
+    failures: int
+    ttft_ms: Distribution  # from when the request was due
+    ttft_sent_ms: Distribution  # from when it left the client
+    itl_ms: Distribution
+    session_wall_ms: Distribution
+    prompt_tokens: int
+    eligible_tokens: int
+    claimed_tokens: int
+    actual_cached_tokens: int | None
+    seen_before_tokens: int
+    recomputed_tokens: int | None  # seen before in this arm and computed again
+    gate_loss_tokens: GateLoss
+    requests_without_usage: int  # their hits are unknown, not 0
+    unreconciled_requests: int  # hits + gate losses did not add up to the eligible tokens
+    usage_disagreements: int  # the receipt and the client read different hit counts
+    max_over_mean_load: float | None  # mean requests in flight: busiest worker against the mean of all
+
+
+class PolicyResult(Figures, frozen=True, kw_only=True):
+    """Pooled over the repeats; `max_over_mean_load` is the mean of the repeats', each of which has a new fleet."""
+
+    policy: str
+    repeats: tuple[Figures, ...]
+
+
+def policy_results(arms: Sequence[ArmData], plan: Plan, *, block_size_tokens: int) -> dict[str, PolicyResult]:
+    """In the order in which the policies first ran."""
+    by_policy: dict[str, list[ArmData]] = defaultdict(list)
+    for data in arms:
+        by_policy[data.arm.policy].append(data)
+    return {policy: _policy_result(policy, own, plan, block_size_tokens) for policy, own in by_policy.items()}
+
+
+def _policy_result(policy: str, arms: list[ArmData], plan: Plan, block_size_tokens: int) -> PolicyResult:
+    seen = [_seen_before(data, plan, block_size_tokens) for data in arms]
+    repeats = tuple(_figures([data], [tokens]) for data, tokens in zip(arms, seen, strict=True))
+    ratios = [repeat.max_over_mean_load for repeat in repeats if repeat.max_over_mean_load is not None]
+    pooled = _figures(arms, seen)
+    fields = {name: getattr(pooled, name) for name in Figures.__struct_fields__}
+    fields["max_over_mean_load"] = round(sum(ratios) / len(ratios), 3) if ratios else None
+    return PolicyResult(policy=policy, repeats=repeats, **fields)
+
+
+def _figures(arms: Sequence[ArmData], seen: Sequence[Mapping[str, int]]) -> Figures:
+    samples = [sample for data in arms for sample in data.samples]
+    known = [
+        (sample, receipt, seen_tokens[sample.request_id])
+        for data, seen_tokens in zip(arms, seen, strict=True)
+        for sample in data.samples
+        if (receipt := data.receipts.get(sample.request_id)) is not None and receipt.actual_cached_tokens is not None
+    ]
+    hits = [(receipt.actual_cached_tokens or 0) for _, receipt, _ in known]
+    return Figures(
+        requests=len(samples),
+        failures=sum(not sample.ok for sample in samples),
+        ttft_ms=distribution([sample.ttft_ms for sample in samples if sample.ttft_ms is not None]),
+        ttft_sent_ms=distribution([sample.ttft_sent_ms for sample in samples if sample.ttft_sent_ms is not None]),
+        itl_ms=distribution([gap_ms for sample in samples for gap_ms in sample.itl_ms]),
+        session_wall_ms=distribution(_session_wall_ms(samples)),
+        prompt_tokens=sum(receipt.prompt_tokens or 0 for _, receipt, _ in known),
+        eligible_tokens=sum(receipt.eligible_prefix_tokens or 0 for _, receipt, _ in known),
+        claimed_tokens=sum(receipt.matched_tokens_at_route or 0 for _, receipt, _ in known),
+        actual_cached_tokens=sum(hits) if known else None,
+        seen_before_tokens=sum(tokens for _, _, tokens in known),
+        recomputed_tokens=sum(max(0, tokens - hit) for (_, _, tokens), hit in zip(known, hits, strict=True))
+        if known
+        else None,
+        gate_loss_tokens=_gate_loss(receipt for _, receipt, _ in known),
+        requests_without_usage=len(samples) - len(known),
+        unreconciled_requests=sum(not _adds_up(receipt) for _, receipt, _ in known),
+        usage_disagreements=sum(s.cached_tokens != r.actual_cached_tokens for s, r, _ in known if s.ok),
+        max_over_mean_load=max_over_mean(busy_ms(arms[0])) if len(arms) == 1 else None,
+    )
+
+
+def busy_ms(data: ArmData) -> dict[str, float]:
+    """Request-milliseconds in flight per worker: over the length of the arm it is the mean number in flight."""
+    busy = dict.fromkeys(data.workers, 0.0)
+    for sample in data.samples:
+        if sample.worker in busy:
+            busy[sample.worker] += sample.ended_ms - sample.sent_ms
+    return busy
+
+
+def _session_wall_ms(samples: Iterable[Sample]) -> list[float]:
+    """From the first turn being due to the last one's end."""
+    spans: dict[tuple[str, str], tuple[float, float]] = {}
+    for sample in samples:
+        key = (sample.arm, sample.session_id)
+        begin, end = spans.get(key, (sample.due_ms, sample.ended_ms))
+        spans[key] = (min(begin, sample.due_ms), max(end, sample.ended_ms))
+    return [end - begin for begin, end in spans.values()]
+
+
+def _seen_before(data: ArmData, plan: Plan, block_size_tokens: int) -> dict[str, int]:
+    prompts = {session.session_id: session.turns for session in plan.sessions}
+    seen = SeenBefore(block_size_tokens)
+    in_order = sorted(data.samples, key=lambda sample: sample.sent_ms)
+    return {sample.request_id: seen.take(prompts[sample.session_id][sample.turn].token_ids) for sample in in_order}
+
+
+def _gate_loss(receipts: Iterable[Receipt]) -> GateLoss:
+    losses = [receipt.gate_loss_tokens for receipt in receipts if receipt.gate_loss_tokens is not None]
+    return GateLoss(*(sum(getattr(loss, gate) for loss in losses) for gate in GateLoss.__struct_fields__))
+
+
+def _adds_up(receipt: Receipt) -> bool:
+    if receipt.gate_loss_tokens is None:
+        return False
+    return receipt.gate_loss_tokens.total + (receipt.actual_cached_tokens or 0) == receipt.eligible_prefix_tokens

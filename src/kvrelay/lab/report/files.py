@@ -1,0 +1,31 @@
+"""What a run leaves in its folder, apart from the samples and the manifest that grow while it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvrelay.lab.demo.demo import DemoRun, write_manifest
+from kvrelay.lab.demo.settings import LABEL
+from kvrelay.lab.report.page import render_page
+from kvrelay.lab.report.view import view_of
+
+
+def summary(run: DemoRun) -> dict[str, Any]:
+    """The object that `--json` prints."""
+    return {
+        "label": LABEL,
+        "verdict": msgspec.to_builtins(run.verdict),
+        "policies": msgspec.to_builtins(run.results),
+        "manifest": msgspec.to_builtins(run.manifest),
+    }
+
+
+def write_files(run: DemoRun, out: Path) -> None:
+    write_manifest(out, run.manifest)
+    lines = [msgspec.json.encode(receipt) for receipt in run.receipts()]
+    (out / "receipts.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary(run)), indent=2) + b"\n")
+    (out / "report.html").write_text(render_page(view_of(run)), encoding="utf-8")

@@ -1,0 +1,297 @@
+"""The figures of a run in the shape that the page shows: tables as text, charts as rows of plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from kvrelay.core.receipts.receipt import GateLoss
+from kvrelay.lab.demo.demo import DemoRun
+from kvrelay.lab.demo.results import ArmData, Figures, PolicyResult
+from kvrelay.lab.demo.story import receipt_in_words
+from kvrelay.lab.demo.verdict import hit_ratio
+from kvrelay.lab.report.table import Table, milliseconds, percent, tokens
+
+GATES = GateLoss.__struct_fields__
+LOAD_POINTS = 120
+EXPLAINED_GATES = {
+    "hit": "reused from the chosen worker's cache",
+    "prefix": "nobody held them",
+    "route": "another worker held them",
+    "residency": "believed to be there, but gone",
+    "transfer": "in another tier, not loaded",
+}
+
+
+class Chart(Struct, frozen=True):
+    """`kind` names the drawing function; the same numbers stand below it as a table."""
+
+    kind: str
+    title: str
+    reading: str  # how to read it, one sentence
+    rows: tuple[dict[str, Any], ...]
+    table: Table
+
+
+class View(Struct, frozen=True):
+    title: str
+    label: str
+    won: str
+    why: str
+    rule: str
+    overview: Table
+    charts: tuple[Chart, ...]
+    receipt_words: str
+    arms: Table
+    facts: tuple[tuple[str, str], ...]
+    limitations: tuple[str, ...]
+    manifest_json: str
+    policies: tuple[str, ...]
+    workers: tuple[str, ...]
+
+
+def view_of(run: DemoRun) -> View:
+    policies = tuple(run.manifest.stated.settings.policies)
+    results = {policy: run.results[policy] for policy in policies}
+    return View(
+        title=f"{len(policies)} routing policies, one trace: {run.manifest.stated.trace.name}",
+        label=run.manifest.stated.label,
+        won=run.verdict.won,
+        why=run.verdict.why,
+        rule=run.verdict.rule,
+        overview=overview_table(results, winner=run.verdict.winner),
+        charts=(
+            _ttft_chart(run.arms, results),
+            _hits_chart(results),
+            _gates_chart(results),
+            _claims_chart(run.arms, results),
+            _load_chart(run.arms, policies),
+        ),
+        receipt_words=receipt_in_words(run),
+        arms=_arms_table(run),
+        facts=_facts(run),
+        limitations=limitations(run),
+        manifest_json=msgspec.json.format(msgspec.json.encode(run.manifest), indent=2).decode(),
+        policies=policies,
+        workers=run.arms[0].workers,
+    )
+
+
+def overview_table(results: dict[str, PolicyResult], *, winner: str | None) -> Table:
+    header = (
+        "policy", "requests", "failed", "TTFT p50 ms", "TTFT p95 ms", "session wall p50 ms", "hit tokens", "hit rate",
+        "claimed - actual", "recomputed", "busiest / mean",
+    )  # fmt: skip
+    rows = [
+        (
+            f"{policy} (winner)" if policy == winner else policy,
+            str(result.requests),
+            str(result.failures),
+            milliseconds(result.ttft_ms.p50),
+            milliseconds(result.ttft_ms.p95),
+            milliseconds(result.session_wall_ms.p50),
+            tokens(result.actual_cached_tokens),
+            percent(hit_ratio(result)),
+            tokens(claimed_minus_actual(result), signed=True),
+            tokens(result.recomputed_tokens),
+            "unknown" if result.max_over_mean_load is None else f"{result.max_over_mean_load:.2f}x",
+        )
+        for policy, result in results.items()
+    ]
+    return Table(header, tuple(rows), emphasis=tuple(policy == winner for policy in results))
+
+
+def claimed_minus_actual(figures: Figures) -> int | None:
+    """Above 0: the index promised more than the engines held. Never clamped."""
+    if figures.actual_cached_tokens is None:
+        return None
+    return figures.claimed_tokens - figures.actual_cached_tokens
+
+
+def limitations(run: DemoRun) -> tuple[str, ...]:
+    scale, trace = run.manifest.stated.settings.scale, run.manifest.stated.trace
+    excluded = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in trace.excluded.items())
+    return (
+        "All workers are mocks: times follow from stated prefill and decode rates. They show what routing does to "
+        "queues and caches; they say nothing about the performance of an engine or a GPU.",
+        f"The trace is a filtered subset: {trace.requests_retained} of {trace.requests_received} requests"
+        + (f" ({excluded})." if excluded else "."),
+        f"It is scaled: one block of {trace.block_size_tokens} tokens became {scale.block_tokens} tokens, times were "
+        f"divided by {scale.time_divisor:g}, pauses and answers capped.",
+        "Prompts are made from block ids, so answers of earlier turns are new tokens to the engines: blocks that "
+        "decoding filled are never hit, as they would be with real text.",
+        *trace.limitations,
+    )
+
+
+def _ttft_chart(arms: Sequence[ArmData], results: dict[str, PolicyResult]) -> Chart:
+    rows = [
+        {"policy": sample.policy, "ttft_ms": sample.ttft_ms}
+        for data in arms
+        for sample in data.samples
+        if sample.ttft_ms is not None
+    ]
+    header = ("policy", "count", "p50 ms", "p95 ms", "p99 ms", "max ms", "p95 ms from sending")
+    table = [
+        (
+            policy,
+            str(result.ttft_ms.count),
+            *(milliseconds(getattr(result.ttft_ms, name)) for name in ("p50", "p95", "p99", "max")),
+            milliseconds(result.ttft_sent_ms.p95),
+        )
+        for policy, result in results.items()
+    ]
+    return Chart(
+        "ttft",
+        "Modelled time to first token",
+        "Share of requests whose first token was there within this time of being due; further left is sooner.",
+        tuple(rows),
+        Table(header, tuple(table)),
+    )
+
+
+def _hits_chart(results: dict[str, PolicyResult]) -> Chart:
+    rows = [
+        {"policy": policy, "repeat": str(number + 1), "hit_tokens": figures.actual_cached_tokens}
+        for policy, result in results.items()
+        for number, figures in enumerate(result.repeats)
+    ]
+    header = ("policy", "repeat", "hit tokens", "hit rate", "recomputed", "busiest / mean")
+    table = [
+        (
+            policy,
+            str(number + 1),
+            tokens(figures.actual_cached_tokens),
+            percent(hit_ratio(figures)),
+            tokens(figures.recomputed_tokens),
+            f"{figures.max_over_mean_load or 0:.2f}x",
+        )
+        for policy, result in results.items()
+        for number, figures in enumerate(result.repeats)
+    ]
+    return Chart(
+        "hits",
+        "Actual hit tokens, every repeat",
+        "Prompt tokens that the engines took from their own cache; each dot is one repeat on a fresh fleet.",
+        tuple(rows),
+        Table(header, tuple(table)),
+    )
+
+
+def _gates_chart(results: dict[str, PolicyResult]) -> Chart:
+    rows, table = [], []
+    for policy, result in results.items():
+        parts = {"hit": result.actual_cached_tokens or 0, **msgspec.to_builtins(result.gate_loss_tokens)}
+        rows += [{"policy": policy, "gate": gate, "tokens": count} for gate, count in parts.items()]
+        table.append((policy, *(tokens(count) for count in parts.values()), tokens(result.eligible_tokens)))
+    meaning = "; ".join(f"{gate}: {text}" for gate, text in EXPLAINED_GATES.items())
+    return Chart(
+        "gates",
+        "Where the eligible tokens went",
+        f"Every eligible token was hit or lost at exactly one gate. {meaning}.",
+        tuple(rows),
+        Table(("policy", "hit", *GATES, "eligible"), tuple(table)),
+    )
+
+
+def _claims_chart(arms: Sequence[ArmData], results: dict[str, PolicyResult]) -> Chart:
+    rows = [
+        {"policy": data.arm.policy, "claimed": receipt.matched_tokens_at_route, "actual": receipt.actual_cached_tokens}
+        for data in arms
+        for sample in data.samples
+        if (receipt := data.receipts.get(sample.request_id)) is not None
+        and receipt.matched_tokens_at_route is not None
+        and receipt.actual_cached_tokens is not None
+    ]
+    header = ("policy", "claimed tokens", "actual hit tokens", "claimed - actual", "requests without usage")
+    table = [
+        (
+            policy,
+            tokens(result.claimed_tokens),
+            tokens(result.actual_cached_tokens),
+            tokens(claimed_minus_actual(result), signed=True),
+            str(result.requests_without_usage),
+        )
+        for policy, result in results.items()
+    ]
+    return Chart(
+        "claims",
+        "Claimed at routing against actual",
+        "One dot per request. On the line the index was right; below it, blocks were gone when the engine looked.",
+        tuple(rows),
+        Table(header, tuple(table)),
+    )
+
+
+def _load_chart(arms: Sequence[ArmData], policies: Sequence[str]) -> Chart:
+    rows: list[dict[str, Any]] = []
+    table = []
+    for policy in policies:
+        data = next(data for data in arms if data.arm.policy == policy)
+        series = _in_flight(data)
+        rows += [{"policy": policy, **point} for point in series]
+        means = {
+            worker: sum(point["in_flight"] for point in series if point["worker"] == worker) / LOAD_POINTS
+            for worker in data.workers
+        }
+        table.append((policy, *(f"{mean:.2f}" for mean in means.values())))
+    workers = arms[0].workers if arms else ()
+    return Chart(
+        "load",
+        "Requests in flight per worker, first repeat",
+        "Lines that run together are an even load; one line far above the others is a worker that makes people wait.",
+        tuple(rows),
+        Table(("policy (mean in flight)", *workers), tuple(table)),
+    )
+
+
+def _in_flight(data: ArmData) -> list[dict[str, Any]]:
+    """Sampled on a grid: exact steps would only add ink."""
+    end_ms = max((sample.ended_ms for sample in data.samples), default=0.0)
+    points = []
+    for number in range(LOAD_POINTS):
+        at_ms = end_ms * (number + 0.5) / LOAD_POINTS
+        there = [sample.worker for sample in data.samples if sample.sent_ms <= at_ms < sample.ended_ms]
+        points += [
+            {"worker": worker, "at_s": round(at_ms / 1000, 3), "in_flight": there.count(worker)}
+            for worker in data.workers
+        ]
+    return points
+
+
+def _arms_table(run: DemoRun) -> Table:
+    header = ("arm, in order", "samples", "receipts", "wall s", "gateway pid", "worker pids", "left behind")
+    rows = [
+        (
+            facts.arm,
+            str(facts.samples),
+            str(facts.receipts),
+            f"{facts.wall_s:.1f}",
+            str(facts.processes[0].pid),
+            " ".join(str(process.pid) for process in facts.processes[1:]),
+            ", ".join(facts.leftovers) or "nothing",
+        )
+        for facts in run.manifest.observed
+    ]
+    return Table(header, tuple(rows))
+
+
+def _facts(run: DemoRun) -> tuple[tuple[str, str], ...]:
+    stated = run.manifest.stated
+    fleet = stated.settings.fleet
+    return (
+        ("trace", f"{stated.trace.name} ({stated.trace.format}), sha256 {stated.trace.sha256}"),
+        ("plan", f"{stated.plan.sessions} sessions, {stated.plan.requests} requests, sha256 {stated.plan.sha256}"),
+        ("seed", str(stated.plan.seed)),
+        (
+            "each worker",
+            f"{fleet.blocks} blocks of {fleet.block_size_tokens} tokens, prefill {fleet.prefill_tokens_per_s:,.0f} "
+            f"tokens/s, decode {fleet.decode_ms:g} ms a step",
+        ),
+        ("kvrelay", f"{stated.kvrelay}, commit {stated.commit or 'unknown'}"),
+        ("host", f"{stated.host.system} {stated.host.machine}, {stated.host.cores} cores, Python {stated.host.python}"),
+        ("manifest digest", run.manifest.digest),
+    )
