@@ -41,7 +41,7 @@ def bad_value(name: str, received: object, legal: str, *, source: str) -> str:
 
 
 def _plural(noun: str) -> str:
-    return noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
+    return noun[:-1] + "ies" if noun.endswith("y") and noun[-2] not in "aeiou" else noun + "s"
 
 
 def config_problems(problems: Iterable[Problem]) -> str:

@@ -76,7 +76,7 @@ class Config(Section):
 class Problem(Struct, frozen=True):
     """One thing that is wrong with the configuration."""
 
-    kind: str  # unknown_key | bad_value | unsupported | unreadable
+    kind: str  # unknown_key | bad_value | missing | unsupported | unreadable
     key: str
     source: str
     received: str = ""
@@ -219,10 +219,12 @@ def _from_text(dotted: str, text: str) -> object:
 def _problem(details: ErrorDetails, layers: _Layers) -> Problem:
     dotted = _dotted(details["loc"])
     source = _source_of({**layers.table_sources, **layers.sources}, dotted)
-    received = "" if details["type"] == "missing" else _shown(details["input"])
+    received = _shown(details["input"])
     match details["type"]:
         case "extra_forbidden":
             return _unknown_key(details["loc"], dotted, source)
+        case "missing":
+            return Problem("missing", dotted, source, legal=f"every entry has its `{details['loc'][-1]}`")
         case "unsupported":
             supported = ", ".join(f"`{value}`" for value in details["ctx"]["supported"])
             return Problem("unsupported", dotted, source, received, legal=supported)

@@ -1,0 +1,65 @@
+"""The admin port of a running gateway, for commands that only ask."""
+
+from __future__ import annotations
+
+import http.client
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import msgspec
+
+from kvrelay.core.receipts.receipt import Receipt
+
+TIMEOUT_S = 10.0
+
+
+class AdminUnavailable(Exception):
+    """The gateway did not answer, or not what a gateway answers."""
+
+
+class _Receipts(msgspec.Struct):
+    receipts: list[Receipt]
+
+
+class AdminClient:
+    def __init__(self, url: str, token_file: Path | None = None) -> None:
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/")
+        self._token_file = token_file
+
+    def receipts(self, limit: int) -> list[Receipt]:
+        """The last receipts, newest first."""
+        path = f"/admin/receipts?limit={limit}"
+        try:
+            return msgspec.json.decode(self._get(path) or b"", type=_Receipts).receipts
+        except msgspec.DecodeError as error:
+            raise AdminUnavailable(f"{self.url}{path} answered something else: {error}") from error
+
+    def receipt(self, request_id: str) -> Receipt | None:
+        path = f"/admin/receipts/{urllib.parse.quote(request_id, safe='')}"
+        body = self._get(path)
+        try:
+            return None if body is None else msgspec.json.decode(body, type=Receipt)
+        except msgspec.DecodeError as error:
+            raise AdminUnavailable(f"{self.url}{path} answered something else: {error}") from error
+
+    def _get(self, path: str) -> bytes | None:
+        """None for 404."""
+        try:
+            with urllib.request.urlopen(self._request(path), timeout=TIMEOUT_S) as response:
+                body: bytes = response.read()
+                return body
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 404:
+                return None
+            raise AdminUnavailable(f"{self.url}{path} answered {error.code}") from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise AdminUnavailable(f"{self.url}: {error}") from error
+
+    def _request(self, path: str) -> urllib.request.Request:
+        headers = {}
+        if self._token_file is not None:
+            headers["authorization"] = f"Bearer {self._token_file.read_text(encoding='utf-8').strip()}"
+        return urllib.request.Request(self.url + path, headers=headers)

@@ -1,0 +1,119 @@
+"""`kvrelay config`: the effective configuration and where each value came from, what keys mean, and their schema."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from kvrelay.cli import messages
+from kvrelay.edge.system.config import Config, ConfigError, keys, load_config
+from kvrelay.edge.system.explained_key import ExplainedKey, explained
+from kvrelay.edge.system.urls import mask_credentials
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show, explain and check the configuration: show, explain, schema.",
+)
+
+CONFIG_FILE = typer.Option(None, "-c", "--config", metavar="FILE", help="Configuration file (default: kvrelay.toml).")
+
+
+@app.command(epilog="Example: kvrelay config show -c kvrelay.toml --policy sticky --json")
+def show(
+    file: Path | None = CONFIG_FILE,
+    worker: list[str] = typer.Option([], "--worker", metavar="URL", help="As for `kvrelay serve`."),
+    policy: str | None = typer.Option(None, "--policy", help="As for `kvrelay serve`."),
+    host: str | None = typer.Option(None, "--host", help="As for `kvrelay serve`."),
+    port: int | None = typer.Option(None, "--port", help="As for `kvrelay serve`."),
+    admin_port: int | None = typer.Option(None, "--admin-port", help="As for `kvrelay serve`."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON on stdout."),
+) -> None:
+    """Print every effective value with its source: flag > environment > file > default. Secrets are masked.
+
+    Takes the flags of `kvrelay serve`, so that it shows what that command would run with.
+    """
+    flags = {
+        "workers": [{"url": url} for url in worker] or None,
+        "gateway.policy": policy,
+        "gateway.host": host,
+        "gateway.port": port,
+        "gateway.admin_port": admin_port,
+    }
+    try:
+        config = load_config(file, os.environ, flags)
+    except ConfigError as error:
+        messages.fail(messages.config_problems(error.problems))
+    values = _effective(config)
+    if as_json:
+        sys.stdout.write(json.dumps(values, indent=2) + "\n")
+        return
+    width = max(len(dotted) for dotted in values)
+    for dotted, entry in values.items():
+        sys.stdout.write(f"{dotted:<{width}} = {json.dumps(entry['value'])}  ({entry['source']})\n")
+
+
+@app.command(epilog="Example: kvrelay config explain health.interval_s")
+def explain(
+    key: str | None = typer.Argument(None, help="A key, or a section for all its keys."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON on stdout."),
+) -> None:
+    """Print what each key means, its default and legal range, and what changing it does."""
+    wanted = [one for one in map(explained, keys()) if _is_within(one.key, key)]
+    if key is not None and not wanted:
+        known = [dotted for dotted, _ in keys()]
+        nearest = difflib.get_close_matches(key, known, n=8, cutoff=0.3) or sorted({k.split(".")[0] for k in known})
+        messages.fail(messages.unknown_name("key", key, nearest, source="the command line"))
+    if as_json:
+        sys.stdout.write(json.dumps([one.as_dict() for one in wanted], indent=2) + "\n")
+    else:
+        sys.stdout.write("\n\n".join(map(_explanation, wanted)) + "\n")
+
+
+@app.command(epilog="Example: kvrelay config schema > kvrelay.schema.json")
+def schema() -> None:
+    """Print the JSON schema of the configuration file."""
+    sys.stdout.write(json.dumps(Config.model_json_schema(), indent=2) + "\n")
+
+
+def _is_within(dotted: str, wanted: str | None) -> bool:
+    """Whether a key is the one asked for, or in the section asked for; `workers` names `workers[]`."""
+    if wanted is None:
+        return True
+    plain = dotted.replace("[]", "")
+    return wanted in (dotted, plain) or plain.startswith(wanted.replace("[]", "") + ".")
+
+
+def _explanation(one: ExplainedKey) -> str:
+    lines = [f"{one.key} = {json.dumps(one.default)}", f"  {one.meaning}", f"  {one.effect}"]
+    if one.unit:
+        lines.append(f"  unit: {one.unit}")
+    if one.legal:
+        lines.append(f"  legal: {one.legal}")
+    lines.append(f"  environment: {one.environment}" if one.environment else "  environment: none, it is in a list")
+    return "\n".join(lines)
+
+
+def _effective(config: Config) -> dict[str, dict[str, Any]]:
+    return {
+        dotted: {"value": _masked(value), "source": config.source_of(dotted)}
+        for dotted, value in _leaves(config.model_dump(mode="json"), "")
+    }
+
+
+def _leaves(value: Any, at: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        return [leaf for name, inner in value.items() for leaf in _leaves(inner, f"{at}.{name}" if at else name)]
+    if isinstance(value, list) and value:
+        return [leaf for number, inner in enumerate(value) for leaf in _leaves(inner, f"{at}[{number}]")]
+    return [(at, value)]
+
+
+def _masked(value: Any) -> Any:
+    return mask_credentials(value) if isinstance(value, str) and "://" in value else value

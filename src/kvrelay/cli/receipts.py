@@ -1,0 +1,277 @@
+"""`kvrelay receipts`: follow them, have one explained, and hold claims against outcomes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+from kvrelay.cli import messages
+from kvrelay.cli.admin_client import AdminClient, AdminUnavailable
+from kvrelay.core.receipts.receipt import Receipt
+from kvrelay.core.receipts.reconcile import Reconciled, reconcile, stale_index_tokens
+from kvrelay.core.stats.distribution import distribution
+from kvrelay.edge.observe.explain import explain, terms_add_up
+from kvrelay.edge.observe.metrics_join import Comparison, compare, totals_of_page
+from kvrelay.edge.observe.receipt_file import BadReceipt, parse_receipt, read_receipts, receipt_schema
+
+FOLLOW_EVERY_S = 0.3
+FOLLOW_LIMIT = 1000  # as many as a gateway keeps; more between two looks are missed and said
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Read route receipts: tail, explain, reconcile.")
+
+ROUTER = typer.Option(None, "--router", metavar="URL", help="Admin URL of a running gateway.")
+TOKEN_FILE = typer.Option(None, "--admin-token-file", help="File with the gateway's admin token.")
+JSON = typer.Option(False, "--json", help="Print JSON on stdout.")
+
+
+@app.command(epilog="Example: kvrelay receipts tail --router http://127.0.0.1:8001 -n 5 --follow")
+def tail(
+    file: Path | None = typer.Argument(None, help="Receipt file."),
+    router: str | None = ROUTER,
+    lines: int = typer.Option(10, "-n", "--lines", min=0, help="How many to begin with."),
+    follow: bool = typer.Option(False, "-f", "--follow", help="Go on with new ones until interrupted."),
+    as_json: bool = JSON,
+    token_file: Path | None = TOKEN_FILE,
+) -> None:
+    """Print the last receipts, oldest first."""
+    if router is not None:
+        receipts = _tail_router(AdminClient(router, token_file), lines, follow)
+    elif file is not None:
+        receipts = _tail_file(file, lines, follow)
+    else:
+        messages.fail(messages.no_receipt_source())
+    try:
+        for receipt in receipts:
+            sys.stdout.write((_json(receipt) if as_json else _line(receipt)) + "\n")
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except (BadReceipt, AdminUnavailable, OSError) as error:
+        messages.fail(messages.unusable_input("the receipts", str(error)))
+
+
+@app.command(name="explain", epilog="Example: kvrelay receipts explain runs/receipts.jsonl:17")
+def explain_command(
+    target: str = typer.Argument(..., metavar="REQUEST_ID|FILE:LINE", help="Which receipt."),
+    file: Path | None = typer.Option(None, "--file", help="Receipt file to look for the request id in."),
+    router: str | None = ROUTER,
+    as_json: bool = JSON,
+    token_file: Path | None = TOKEN_FILE,
+) -> None:
+    """Tell one receipt in words: who was a candidate, why one was chosen, what was claimed and what was hit."""
+    try:
+        receipt = _find(target, file, AdminClient(router, token_file) if router is not None else None)
+    except (BadReceipt, AdminUnavailable, OSError) as error:
+        messages.fail(messages.unusable_input("the receipts", str(error)))
+    sys.stdout.write((_explained_json(receipt) if as_json else explain(receipt)) + "\n")
+
+
+@app.command(name="reconcile", epilog="Example: kvrelay receipts reconcile receipts.jsonl --metrics metrics.txt")
+def reconcile_command(
+    files: list[Path] = typer.Argument(..., help="Receipt files."),
+    metrics: Path | None = typer.Option(None, "--metrics", help="The /metrics page at the end of their time window."),
+    metrics_before: Path | None = typer.Option(None, "--metrics-before", help="The page at its beginning."),
+    as_json: bool = JSON,
+) -> None:
+    """Hold what was claimed at routing time against what the engines reported, over whole files.
+
+    Exit code 0, or 1 when receipts and metrics disagree by more than 1 %, or 3 when nothing could be compared.
+    """
+    try:
+        receipts = [receipt for file in files for receipt in read_receipts(file)]
+        comparisons = _against_metrics(receipts, metrics, metrics_before)
+    except (BadReceipt, OSError, ValueError) as error:
+        messages.fail(messages.unusable_input("the input", str(error)))
+    report = _report(receipts, comparisons)
+    sys.stdout.write((msgspec.json.encode(report).decode() if as_json else _report_text(report)) + "\n")
+    raise SystemExit(_exit_code(report))
+
+
+@app.command(epilog="Example: kvrelay receipts schema > receipt.schema.json")
+def schema() -> None:
+    """Print the JSON schema of a receipt line."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(receipt_schema()), indent=2).decode() + "\n")
+
+
+# --- where receipts come from ----------------------------------------------------------------------------------------
+
+
+def _tail_file(file: Path, lines: int, follow: bool) -> Iterator[Receipt]:
+    receipts = list(read_receipts(file)) if file.stat().st_size else []
+    position = file.stat().st_size
+    yield from receipts[-lines:] if lines else ()
+    while follow:
+        time.sleep(FOLLOW_EVERY_S)
+        if not file.exists():
+            continue  # between two steps of a rotation
+        if file.stat().st_size < position:
+            position = 0  # rotated
+        with file.open("rb") as opened:
+            opened.seek(position)
+            for line in opened:
+                if not line.endswith(b"\n"):
+                    break  # still being written
+                position += len(line)
+                yield parse_receipt(line, str(file))
+
+
+def _tail_router(client: AdminClient, lines: int, follow: bool) -> Iterator[Receipt]:
+    seen: dict[str, None] = {}
+    limit = lines
+    while True:
+        newest_first = client.receipts(limit) if limit else []
+        for receipt in reversed(newest_first):
+            if receipt.request_id not in seen:
+                seen[receipt.request_id] = None
+                yield receipt
+        if not follow:
+            return
+        while len(seen) > 2 * FOLLOW_LIMIT:
+            del seen[next(iter(seen))]
+        limit = FOLLOW_LIMIT
+        time.sleep(FOLLOW_EVERY_S)
+
+
+def _find(target: str, file: Path | None, client: AdminClient | None) -> Receipt:
+    path, _, line = target.rpartition(":")
+    if path and line.isdigit() and Path(path).is_file():
+        return _at_line(Path(path), int(line))
+    if file is not None:
+        found = next((receipt for receipt in read_receipts(file) if receipt.request_id == target), None)
+        where = str(file)
+    elif client is not None:
+        found = client.receipt(target)
+        where = client.url
+    else:
+        messages.fail(messages.no_receipt_source())
+    if found is None:
+        messages.fail(messages.unknown_receipt(target, source=where))
+    return found
+
+
+def _at_line(file: Path, number: int) -> Receipt:
+    with file.open("rb") as opened:
+        for at, line in enumerate(opened, start=1):
+            if at == number:
+                return parse_receipt(line, f"{file}:{number}")
+    raise BadReceipt(f"{file} has no line {number}")
+
+
+# --- what is printed -------------------------------------------------------------------------------------------------
+
+
+def _json(receipt: Receipt) -> str:
+    return msgspec.json.encode(receipt).decode()
+
+
+def _line(receipt: Receipt) -> str:
+    claimed = _or_unknown(receipt.matched_tokens_at_route)
+    actual = _or_unknown(receipt.actual_cached_tokens)
+    ttft = "unknown" if receipt.ttft_ms is None else f"{receipt.ttft_ms:.1f} ms"
+    return (
+        f"{receipt.request_id}  {receipt.status}  {receipt.chosen_worker or '-'}  {receipt.route_reason}"
+        f"  claimed {claimed} actual {actual} of {_or_unknown(receipt.eligible_prefix_tokens)} tokens  ttft {ttft}"
+    )
+
+
+def _or_unknown(value: int | None) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def _explained_json(receipt: Receipt) -> str:
+    report = {
+        "receipt": receipt,
+        "stale_index_tokens": stale_index_tokens(receipt),
+        "terms_add_up": all(terms_add_up(candidate) for candidate in receipt.candidates if candidate.terms),
+        "text": explain(receipt),
+    }
+    return msgspec.json.encode(report).decode()
+
+
+# --- reconcile -------------------------------------------------------------------------------------------------------
+
+
+def _against_metrics(receipts: list[Receipt], after: Path | None, before: Path | None) -> list[Comparison]:
+    if after is None:
+        return []
+    before_totals = totals_of_page(before.read_text(encoding="utf-8")) if before is not None else None
+    return compare(receipts, totals_of_page(after.read_text(encoding="utf-8")), before_totals)
+
+
+def _report(receipts: list[Receipt], comparisons: list[Comparison]) -> dict[str, Any]:
+    reconciled = reconcile(receipts)
+    stale = reconciled.stale_index_tokens
+    return {
+        "receipts": reconciled.receipts,
+        "by_status": dict(sorted(Counter(receipt.status.value for receipt in receipts).items())),
+        "compared": reconciled.compared,
+        "claim_unknown": reconciled.claim_unknown,
+        "actual_unknown": reconciled.actual_unknown,
+        "claimed_tokens": reconciled.claimed_tokens,
+        "actual_cached_tokens": reconciled.actual_tokens,
+        "eligible_tokens": reconciled.eligible_tokens,
+        "within_one_block": reconciled.within_one_block,
+        "stale_index_tokens": {
+            **msgspec.structs.asdict(distribution(stale)),
+            "min": min(stale, default=None),
+            "sum": sum(stale),
+            "claimed_too_many": sum(difference > 0 for difference in stale),
+            "exact": sum(difference == 0 for difference in stale),
+            "claimed_too_few": sum(difference < 0 for difference in stale),
+        },
+        "gate_loss_tokens": _gate_losses(receipts),
+        "manifest_digests": sorted({receipt.manifest_digest or "unknown" for receipt in receipts}),
+        "metrics": comparisons,
+        "verdict": _verdict(reconciled, comparisons),
+    }
+
+
+def _gate_losses(receipts: list[Receipt]) -> dict[str, int]:
+    losses = [receipt.gate_loss_tokens for receipt in receipts if receipt.gate_loss_tokens is not None]
+    return {gate: sum(getattr(loss, gate) for loss in losses) for gate in ("prefix", "route", "residency", "transfer")}
+
+
+def _verdict(reconciled: Reconciled, comparisons: list[Comparison]) -> str:
+    verdicts = {comparison.verdict for comparison in comparisons}
+    if "fail" in verdicts:
+        return "fail"
+    return "unknown" if "unknown" in verdicts or reconciled.compared == 0 else "pass"
+
+
+def _report_text(report: dict[str, Any]) -> str:
+    stale = report["stale_index_tokens"]
+    statuses = ", ".join(f"{status} {count}" for status, count in report["by_status"].items())
+    lines = [
+        f"receipts           {report['receipts']} ({statuses})",
+        f"compared           {report['compared']}; claim unknown {report['claim_unknown']},"
+        f" actual unknown {report['actual_unknown']}",
+        f"claimed tokens     {report['claimed_tokens']}",
+        f"actual tokens      {report['actual_cached_tokens']}",
+        f"eligible tokens    {report['eligible_tokens']}",
+        f"within one block   {report['within_one_block']} of {report['compared']}",
+        f"claimed - actual   min {_or_unknown(stale['min'])}, p50 {_or_unknown(stale['p50'])},"
+        f" p95 {_or_unknown(stale['p95'])}, max {_or_unknown(stale['max'])}, sum {stale['sum']}"
+        f" (count {stale['count']}: too many {stale['claimed_too_many']}, exact {stale['exact']},"
+        f" too few {stale['claimed_too_few']})",
+        "lost tokens        " + ", ".join(f"{gate} {tokens}" for gate, tokens in report["gate_loss_tokens"].items()),
+        "manifest           " + ", ".join(report["manifest_digests"]),
+    ]
+    for comparison in report["metrics"]:
+        found = "missing" if comparison.metrics_total is None else f"{comparison.metrics_total:g}"
+        lines.append(
+            f"{comparison.verdict:<18} {comparison.metric}: receipts {comparison.receipts_total:g}, metrics {found}"
+        )
+    lines.append(f"verdict            {report['verdict']}")
+    return "\n".join(lines)
+
+
+def _exit_code(report: dict[str, Any]) -> int:
+    codes = {"pass": messages.OK, "fail": messages.VERDICT_FAIL, "unknown": messages.UNKNOWN}
+    return codes[report["verdict"]]
