@@ -127,6 +127,10 @@ class Fleet:
     def view(self, name: str) -> WorkerView:
         return self._watch(name).view()
 
+    def names(self) -> tuple[str, ...]:
+        """Of all workers, also of those that have not answered yet."""
+        return tuple(self._watches)
+
     def views(self) -> list[WorkerView]:
         return [watch.view() for watch in self._watches.values()]
 

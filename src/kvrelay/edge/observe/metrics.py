@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kvrelay.core.model.effects import Report
 from kvrelay.core.receipts.receipt import Receipt
+from kvrelay.core.routing.status import RouterStatus
+from kvrelay.edge.observe.gauges import gauges
 
 TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0)
 ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.4, 0.8, 1.6, 3.2)
@@ -74,22 +76,6 @@ class Histogram:
         return family
 
 
-class Gauge:
-    """Values read at the moment of the scrape."""
-
-    def __init__(self, name: str, meaning: str, labels: Sequence[str], values: Iterable[tuple[Labels, float]]) -> None:
-        self.name = name
-        self.meaning = meaning
-        self.labels = tuple(labels)
-        self.values = tuple(values)
-
-    def family(self) -> Metric:
-        family = GaugeMetricFamily(self.name, self.meaning, labels=self.labels)
-        for labels, number in self.values:
-            family.add_metric(labels, number)
-        return family
-
-
 class Metrics(Collector):
     """Counts what it is told and renders the page."""
 
@@ -117,15 +103,15 @@ class Metrics(Collector):
         self.itl = Histogram("kvrelay_itl_seconds", "Gaps between output chunks.", ITL_S)
         self.e2e = Histogram("kvrelay_e2e_seconds", "Arrival to end.", E2E_S)
         self.decision = Histogram("kvrelay_decision_seconds", "Routing decision, hashing apart.", DECISION_S)
-        self._gauges: Callable[[], Iterable[Gauge]] = tuple
+        self._gauges: Callable[[], Iterable[Metric]] = tuple
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         for gate in GATES:
             self.gate_loss.add((gate,), 0)
 
-    def bind(self, gauges: Callable[[], Iterable[Gauge]]) -> None:
-        """Where the gauges are read from at each scrape."""
-        self._gauges = gauges
+    def bind(self, status: Callable[[], RouterStatus], workers: Callable[[], Iterable[str]] = tuple) -> None:
+        """Where gauges are read from at each scrape: the router, and the names of all workers of the fleet."""
+        self._gauges = lambda: gauges(status(), workers())
 
     def observe_receipt(self, receipt: Receipt) -> None:
         worker = receipt.chosen_worker or NO_WORKER
@@ -164,8 +150,7 @@ class Metrics(Collector):
             yield counter.family()
         for histogram in histograms:
             yield histogram.family()
-        for gauge in self._gauges():
-            yield gauge.family()
+        yield from self._gauges()
 
     def _observe_tokens(self, worker: str, receipt: Receipt) -> None:
         for tier, tokens in (receipt.matched_tiers_at_route or {}).items():
