@@ -18,7 +18,7 @@ import msgspec
 import uvloop
 
 from kvrelay.edge.worker.faults import FaultError
-from kvrelay.edge.worker.spec import MockSpec
+from kvrelay.edge.worker.spec import MockSpec, spec_problems
 from kvrelay.edge.worker.worker import Worker
 
 log = logging.getLogger("kvrelay.mock")
@@ -32,6 +32,9 @@ def main() -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s"
     )
+    for problem in spec_problems(spec):
+        log.error("`%s` is `%s`; legal: %s", problem.member, problem.received, problem.legal)
+        sys.exit(EXIT_USAGE)
     sys.exit(uvloop.run(_serve(spec)))
 
 

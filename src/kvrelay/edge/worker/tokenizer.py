@@ -17,7 +17,7 @@ from kvrelay.core.model.prompt import TokenIds
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image|>")
 FIRST_SPECIAL_ID = 256
-SMALLEST_VOCABULARY = FIRST_SPECIAL_ID + len(SPECIAL_TOKENS)
+_END_OF_SPECIAL_IDS = FIRST_SPECIAL_ID + len(SPECIAL_TOKENS)
 _IDS = {text: FIRST_SPECIAL_ID + i for i, text in enumerate(SPECIAL_TOKENS)}
 _SPLIT = re.compile("(" + "|".join(re.escape(text) for text in SPECIAL_TOKENS) + ")")
 
@@ -54,7 +54,7 @@ def decode(token_ids: Sequence[int]) -> str:
     for token_id in token_ids:
         if token_id < FIRST_SPECIAL_ID:
             text.append(token_id)
-        elif token_id < SMALLEST_VOCABULARY:
+        elif token_id < _END_OF_SPECIAL_IDS:
             text += SPECIAL_TOKENS[token_id - FIRST_SPECIAL_ID].encode()
         else:
             text += "\N{REPLACEMENT CHARACTER}".encode()
