@@ -143,15 +143,17 @@ async def test_a_new_start_time_is_a_new_incarnation_without_any_event() -> None
 
 
 async def test_refused_and_back_is_a_new_life_of_a_worker_without_start_time() -> None:
-    async with ScriptedWorker(events=False, start_time=False) as worker:
-        async with running(WorkerConfig(url=worker.url, name="a", adapter="openai")) as run:
-            await run.until(lambda: run.of(ProbeAnswered))
-            await worker.stop_listening()
-            await run.until(lambda: any(not probe.ok for probe in run.of(ProbeAnswered)))
-            await worker.listen()
-            await run.until(lambda: len(run.of(WorkerJoined)) == 2)
-            assert [joined.worker.incarnation for joined in run.of(WorkerJoined)] == ["life-1", "life-2"]
-            assert not run.of(WorkerJoined)[0].spec.sends_events
+    async with (
+        ScriptedWorker(events=False, start_time=False) as worker,
+        running(WorkerConfig(url=worker.url, name="a", adapter="openai")) as run,
+    ):
+        await run.until(lambda: run.of(ProbeAnswered))
+        await worker.stop_listening()
+        await run.until(lambda: any(not probe.ok for probe in run.of(ProbeAnswered)))
+        await worker.listen()
+        await run.until(lambda: len(run.of(WorkerJoined)) == 2)
+        assert [joined.worker.incarnation for joined in run.of(WorkerJoined)] == ["life-1", "life-2"]
+        assert not run.of(WorkerJoined)[0].spec.sends_events
 
 
 async def test_repeated_batches_of_a_living_process_are_passed_on_as_they_are() -> None:

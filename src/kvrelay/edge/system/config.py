@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kvrelay.core.routing.settings import RouterSettings, Weights
+from kvrelay.edge.system.explained_key import legal_values
 from kvrelay.edge.system.sections import (
     AffinitySection,
     GatewaySection,
@@ -228,11 +229,11 @@ def _problem(details: ErrorDetails, layers: _Layers) -> Problem:
         case "unsupported":
             supported = ", ".join(f"`{value}`" for value in details["ctx"]["supported"])
             return Problem("unsupported", dotted, source, received, legal=supported)
-        case "literal_error":
-            names = _literal_names(details["loc"])
-            nearest = difflib.get_close_matches(received, names, n=1, cutoff=0.5)
-            legal = ", ".join(f"`{name}`" for name in names)
-            return Problem("bad_value", dotted, source, received, legal, nearest=nearest[0] if nearest else None)
+        case "literal_error" | "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
+            info = _field_at(details["loc"])
+            assert info is not None, dotted
+            near = difflib.get_close_matches(received, [str(name) for name in get_args(info.annotation)], n=1)
+            return Problem("bad_value", dotted, source, received, legal_values(info), nearest=near[0] if near else None)
         case _:
             message = details["msg"].removeprefix("Input should be ")
             return Problem("bad_value", dotted, source, received, legal=message)
@@ -276,11 +277,6 @@ def _nested_model(info: FieldInfo) -> tuple[type[BaseModel] | None, str]:
     if not models:
         return None, ""
     return models[0], ".NAME" if get_args(annotation)[0] is str else "[]"
-
-
-def _literal_names(loc: tuple[int | str, ...]) -> list[str]:
-    info = _field_at(loc)
-    return [str(name) for name in get_args(info.annotation)] if info else []
 
 
 def _dotted(loc: tuple[int | str, ...]) -> str:

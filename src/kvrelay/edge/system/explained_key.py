@@ -37,7 +37,7 @@ def explained(entry: tuple[str, FieldInfo]) -> ExplainedKey:
         meaning=info.description or "",
         effect=str(extra.get("effect", "")),
         unit=UNITS.get(dotted.rsplit(".", 1)[-1].rsplit("_", 1)[-1]),
-        legal=_legal(info),
+        legal=legal_values(info),
         environment=None if "[]" in dotted else "KVRELAY_" + dotted.upper().replace(".", "__"),
     )
 
@@ -50,10 +50,11 @@ def _default(info: FieldInfo) -> Any:
     return list(info.default) if isinstance(info.default, tuple) else info.default
 
 
-def _legal(info: FieldInfo) -> str:
-    names = [repr(name) for name in _literal_names(info.annotation)]
+def legal_values(info: FieldInfo) -> str:
+    """The names or the range that a key takes; empty where its type says it all."""
+    names = [f"`{name}`" for name in _literal_names(info.annotation)]
     limits = [
-        f"{words} {getattr(limit, kind.__name__.lower()):g}"
+        f"{words} {getattr(limit, kind.__name__.lower())}"
         for limit in info.metadata
         for kind, words in LIMITS.items()
         if isinstance(limit, kind)

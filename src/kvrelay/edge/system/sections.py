@@ -175,9 +175,8 @@ class GatewaySection(Section):
 class WorkerConfig(Section):
     """One `[[workers]]` entry; also what POST /admin/workers builds."""
 
-    url: Annotated[str, BeforeValidator(_worker_url)] = Field(
-        description="Base URL of the worker.",
-        json_schema_extra={"effect": "Made canonical; /v1 at its end is not added twice."},
+    url: Annotated[str, BeforeValidator(_worker_url)] = key(
+        ..., "Base URL of the worker.", "Made canonical; /v1 at its end is not added twice."
     )
     name: Annotated[str, AfterValidator(_name)] = key(
         "", "Name in receipts, metrics and the admin API.", "Default: host and port of the URL.", validate_default=False
@@ -303,8 +302,8 @@ class TenantSection(Section):
 
 
 class StoreTier(Section):
-    kind: Literal["memory", "file", "valkey", "s3", "mooncake", "peer"] = Field(description="Kind of store.")
-    url: str = Field(description="Where it is.")
+    kind: Literal["memory", "file", "valkey", "s3", "mooncake", "peer"] = key(..., "Kind of store.", "Not built yet.")
+    url: str = key(..., "Where it is.", "Not built yet.")
     bytes: int | None = key(None, "Most bytes kept there.", "Not built yet.", ge=1)
     ttl_s: float | None = key(None, "How long they are kept.", "Not built yet.", gt=0)
 

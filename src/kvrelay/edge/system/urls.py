@@ -7,6 +7,7 @@ import re
 from urllib.parse import urlsplit
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
+_IPV6_FORM = "an IPv6 host stands in brackets, as in http://[::1]:8000"
 _SCHEME = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]*://")
 _HOST_NAME = re.compile(r"^[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?$")
 
@@ -22,7 +23,10 @@ def canonical_worker_url(text: str) -> str:
     the base URL of an OpenAI client here. Any other base path is kept.
     """
     text = text.strip()
-    parts = urlsplit(text if _SCHEME.match(text) else f"http://{text}")
+    try:
+        parts = urlsplit(text if _SCHEME.match(text) else f"http://{text}")
+    except ValueError:
+        raise BadUrl(_IPV6_FORM) from None
     scheme = parts.scheme.lower()
     if scheme not in DEFAULT_PORTS:
         raise BadUrl("a worker URL begins with http:// or https://")
@@ -31,7 +35,7 @@ def canonical_worker_url(text: str) -> str:
     if parts.query or parts.fragment:
         raise BadUrl("a worker URL has no query and no fragment")
     host = _canonical_host(parts.hostname)
-    port = _port(parts.netloc, scheme, text)
+    port = _port(parts.netloc, scheme)
     path = re.sub(r"/{2,}", "/", parts.path).rstrip("/").removesuffix("/v1").rstrip("/")
     return f"{scheme}://{host}{port}{path}"
 
@@ -67,14 +71,14 @@ def _canonical_host(host: str | None) -> str:
         try:
             return f"[{ipaddress.IPv6Address(host)}]"
         except ValueError:
-            raise BadUrl("an IPv6 host stands in brackets, as in http://[::1]:8000") from None
+            raise BadUrl(_IPV6_FORM) from None
     host = host.lower().rstrip(".")
     if not _HOST_NAME.match(host):
         raise BadUrl("a host is a name or an address")
     return host
 
 
-def _port(netloc: str, scheme: str, text: str) -> str:
+def _port(netloc: str, scheme: str) -> str:
     try:
         port = urlsplit(f"//{netloc}").port
     except ValueError:

@@ -1,0 +1,48 @@
+"""Token counts as engines put them into answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvrelay.core.model.prompt import Usage
+from kvrelay.edge.connectors.usage import usage_from_body, usage_from_sse
+
+COUNTED = b'{"id":"x","choices":[],"usage":{"prompt_tokens":100,"completion_tokens":5,"prompt_tokens_details":%s}}'
+
+
+@pytest.mark.covers("RC-09")
+def test_cached_tokens_come_from_the_engine() -> None:
+    assert usage_from_body(COUNTED % b'{"cached_tokens":64}') == Usage(100, 5, 64)
+
+
+@pytest.mark.parametrize("details", [b"null", b"{}", b'{"cached_tokens":null}'])
+def test_cached_tokens_that_were_not_said_are_unknown(details: bytes) -> None:
+    assert usage_from_body(COUNTED % details) == Usage(100, 5, None)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"usage":null}', b"<html>", b'{"usage":"many"}', b'{"error":{}}'])
+def test_answers_without_counts(body: bytes) -> None:
+    assert usage_from_body(body) == Usage()
+
+
+def test_the_last_chunk_of_a_stream() -> None:
+    tail = (
+        b'"text":"cut in the middle"}\n\n'
+        b'data: {"choices":[{"text":"a"}],"usage":null}\n\n'
+        b"data: " + COUNTED % b'{"cached_tokens":64}' + b"\n\ndata: [DONE]\n\n"
+    )
+    assert usage_from_sse(tail) == Usage(100, 5, 64)
+
+
+def test_line_ends_of_either_kind_and_no_space_after_data() -> None:
+    assert usage_from_sse(b"data:" + COUNTED % b"null" + b"\r\n\r\ndata: [DONE]\r\n\r\n") == Usage(100, 5, None)
+
+
+def test_text_that_speaks_of_usage_is_not_usage() -> None:
+    tail = b'data: {"choices":[{"text":"\\"usage\\": {\\"prompt_tokens\\": 9}"}]}\n\ndata: [DONE]\n\n'
+    assert usage_from_sse(tail) == Usage()
+
+
+@pytest.mark.parametrize("tail", [b"", b"data: [DONE]\n\n", b'ge":{"prompt_tokens":1}}\n\n', b'data: {"usage":'])
+def test_streams_without_counts(tail: bytes) -> None:
+    assert usage_from_sse(tail) == Usage()

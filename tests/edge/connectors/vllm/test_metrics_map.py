@@ -1,0 +1,88 @@
+"""Metric pages of several engine releases in canonical words."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvrelay.edge.connectors.base import ReportedLoad
+from kvrelay.edge.connectors.vllm.metrics_map import increase, read_page
+
+CURRENT = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:prefix_cache_queries_total{engine="0",model_name="m"} 1.5e+03
+vllm:prefix_cache_queries_created{engine="0",model_name="m"} 1.76e+09
+vllm:prefix_cache_hits_total{engine="0",model_name="m"} 640.0
+vllm:cache_config_info{block_size="32",engine="0",kv_cache_size_tokens="1248",num_gpu_blocks="39"} 1.0
+process_start_time_seconds 1.76441122e+09
+"""
+
+
+@pytest.mark.covers("S40")
+def test_a_current_page() -> None:
+    page = read_page(CURRENT)
+    scrape = page.scrape()
+    assert scrape.ranks == {0: ReportedLoad(running_requests=3, waiting_requests=2, kv_usage_ratio=0.25)}
+    assert (scrape.prefix_queries_tokens, scrape.prefix_hits_tokens) == (1500, 640)
+    assert scrape.process_start_s == 1764411220.0
+    assert page.cache_block_size_tokens() == 32
+
+
+@pytest.mark.covers("S40")
+def test_older_names_without_suffix_and_with_timestamps() -> None:
+    scrape = read_page(
+        'vllm:gpu_prefix_cache_hits{model_name="m"} 7 1764411220000\n'
+        'vllm:gpu_prefix_cache_queries{model_name="m"} 9\n'
+        'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\n'
+    ).scrape()
+    assert (scrape.prefix_hits_tokens, scrape.prefix_queries_tokens) == (7, 9)
+    assert scrape.ranks == {0: ReportedLoad(kv_usage_ratio=0.5)}
+
+
+@pytest.mark.covers("S40")
+def test_series_of_several_engines() -> None:
+    scrape = read_page(
+        'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_running{engine="1"} 2\n'
+        'vllm:kv_cache_usage_perc{engine="1"} 0.75\n'
+        'vllm:prefix_cache_hits_total{engine="0"} 10\nvllm:prefix_cache_hits_total{engine="1"} 20\n'
+    ).scrape()
+    assert scrape.ranks == {
+        0: ReportedLoad(running_requests=1),
+        1: ReportedLoad(running_requests=2, kv_usage_ratio=0.75),
+    }
+    assert scrape.prefix_hits_tokens == 30
+
+
+@pytest.mark.covers("S40")
+@pytest.mark.parametrize("text", ["", "not a page", "vllm:num_requests_running NaN\n", "vllm:num_requests_running x\n"])
+def test_what_is_missing_or_unreadable_is_unknown_and_never_zero(text: str) -> None:
+    page = read_page(text)
+    scrape = page.scrape()
+    assert scrape.ranks == {}
+    assert (scrape.prefix_hits_tokens, scrape.prefix_queries_tokens, scrape.process_start_s) == (None, None, None)
+    assert page.cache_block_size_tokens() is None
+
+
+def test_label_values_may_hold_quotes_braces_and_commas() -> None:
+    page = read_page('vllm:cache_config_info{dtype="a,b=\\"}{",block_size="16"} 1.0\n')
+    assert page.cache_block_size_tokens() == 16
+
+
+def test_ranks_that_disagree_about_the_block_size_leave_it_unknown() -> None:
+    page = read_page(
+        'vllm:cache_config_info{engine="0",block_size="16"} 1\nvllm:cache_config_info{engine="1",block_size="32"} 1\n'
+    )
+    assert page.cache_block_size_tokens() is None
+
+
+def test_a_block_size_that_is_no_number_is_unknown() -> None:
+    assert read_page('vllm:cache_config_info{block_size="None"} 1\n').cache_block_size_tokens() is None
+
+
+@pytest.mark.covers("S40")
+@pytest.mark.parametrize(("before", "after", "gained"), [(5, 9, 4), (9, 4, 4), (None, 4, None), (4, None, None)])
+def test_a_reset_counter_yields_no_negative_increase(before: int | None, after: int | None, gained: int | None) -> None:
+    assert increase(before, after) == gained
