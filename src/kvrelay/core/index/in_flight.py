@@ -4,9 +4,9 @@ A worker's event arrives no earlier than its first token, so without this a burs
 be spread over the fleet and prefilled everywhere. An entry lives from dispatch until the blocks are announced, the
 request ends or a deadline passes.
 
-An entry is kept at *checkpoints* only: each of the first 64 blocks, then every 8th up to 512, then every 64th. So a
-prompt of 8,192 blocks costs 240 entries in place of 8,192, and a match is low by at most an eighth of its length: a
-claim made here errs towards "not there".
+An entry is kept at *checkpoints* only: each of the first 16 blocks, then eight per doubling. So a prompt of 8,192
+blocks costs 88 entries in place of 8,192, and a match is low by at most an eighth of its length: a claim made here
+errs towards "not there".
 """
 
 from __future__ import annotations
@@ -19,8 +19,16 @@ from kvrelay.core.index.match import Level, depth_levels
 from kvrelay.core.model.arrays import Ints
 from kvrelay.core.model.prompt import BlockKeys
 
-_DENSE, _EVERY_8TH, _STRIDE = 64, 512, 64
-_FIRST_CHECKPOINTS = [*range(_DENSE), *range(_DENSE + 7, _EVERY_8TH, 8)]
+_DENSE, _PER_OCTAVE = 16, 8
+
+
+def _checkpoints(octaves: int) -> list[int]:
+    """Block indices at which entries are kept: 0..15, then the ends of eighths of [16, 32), [32, 64) and so on."""
+    positions = list(range(_DENSE))
+    for octave in range(octaves):
+        start = _DENSE << octave
+        positions += [start + (eighth + 1) * start // _PER_OCTAVE - 1 for eighth in range(_PER_OCTAVE)]
+    return positions
 
 
 class InFlight:
@@ -30,7 +38,8 @@ class InFlight:
         self._masks: dict[int, int] = {}
         self._more: dict[tuple[int, int], int] = {}  # (key, slot) -> entries beyond the first
         self._entries: dict[str, tuple[int, list[int]]] = {}
-        self._checkpoints: list[int] = list(_FIRST_CHECKPOINTS)
+        self._octaves = 10
+        self._checkpoints = _checkpoints(self._octaves)
         self._positions = np.array(self._checkpoints, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -83,9 +92,9 @@ class InFlight:
         return [(mask, int(at[depth - 1]) + 1) for mask, depth in depth_levels(self._masks, keys[at], -1)]
 
     def _at(self, blocks: int) -> Ints:
-        while self._checkpoints[-1] + _STRIDE < blocks:
-            self._checkpoints.append(self._checkpoints[-1] + _STRIDE)
-        if len(self._positions) != len(self._checkpoints):
+        while self._checkpoints[-1] < blocks:
+            self._octaves += 1
+            self._checkpoints = _checkpoints(self._octaves)
             self._positions = np.array(self._checkpoints, dtype=np.int64)
         return self._positions[: bisect_right(self._checkpoints, blocks - 1)]
 

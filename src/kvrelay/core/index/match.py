@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
+from kvrelay.core.model.arrays import Ints
 from kvrelay.core.model.prompt import BlockKeys
 
 Level = tuple[int, int]
@@ -44,3 +47,27 @@ def depth_levels(masks: Mapping[int, int], keys: BlockKeys, within: int) -> list
         open_ranges.append((low, mask_low, middle, mask_middle))
         open_ranges.append((middle, mask_middle, high, mask_middle & mask_high))
     return levels
+
+
+def set_where(array: Ints, mask: int, value: int) -> None:
+    """`array[i] = value` for every set bit i of the mask."""
+    if not mask & (mask - 1):
+        array[mask.bit_length() - 1] = value
+        return
+    positions = _positions_of.get(mask)
+    if positions is None:
+        positions = _unpack(mask)
+    array[positions] = value
+
+
+_positions_of: dict[int, Ints] = {}  # the same groups of workers come up again and again; a pure function, remembered
+_MOST_REMEMBERED = 4_096
+
+
+def _unpack(mask: int) -> Ints:
+    packed = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
+    positions = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
+    if len(_positions_of) >= _MOST_REMEMBERED:
+        _positions_of.clear()
+    _positions_of[mask] = positions
+    return positions

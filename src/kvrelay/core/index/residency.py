@@ -23,14 +23,14 @@ tables are dismantled by `sweep` in small steps. A bit is given to another holde
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct
 
 from kvrelay.core.contract.keys import Keyer
-from kvrelay.core.index.match import Level, depth_levels
-from kvrelay.core.model.arrays import Bools, Ints
+from kvrelay.core.index.match import Level, depth_levels, set_where
+from kvrelay.core.model.arrays import Ints
 from kvrelay.core.model.events import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from kvrelay.core.model.prompt import BlockKeys, TokenIds
 from kvrelay.core.model.units import Tier
@@ -194,12 +194,11 @@ class Residency:
     def hold(self, slot: int, keys: BlockKeys) -> None:
         """Believe that a holder without events has these blocks of one prompt (keys from the first block on)."""
         holder = self._holders[slot]
-        held = holder.tables[0]
-        parent = 0
-        for depth, key in enumerate(keys.tolist(), 1):
-            if key not in held.keys:
-                self._set(holder, 0, key, key, parent, depth)
-            parent = key
+        chain = keys.tolist()
+        known = holder.tables[0].keys
+        start = next((i for i, key in enumerate(chain) if key not in known), len(chain))
+        parent = chain[start - 1] if start else 0
+        self._hold_chain(holder, 0, chain[start:], chain[start:], parent, start)
 
     def release(self, slot: int, keys: Iterable[int]) -> None:
         """Take back what `hold` believed."""
@@ -231,10 +230,7 @@ class Residency:
     def _store_chain(self, holder: _Holder, event: BlocksStored, parent_key: int, depth: int) -> None:
         assert event.token_ids is not None
         keys = self._keyer.extend(parent_key, depth, event.token_ids, holder.block_size_tokens, media=event.media)
-        for block_hash, key in zip(event.hashes, keys.tolist(), strict=False):
-            depth += 1
-            self._add_copy(holder, block_hash, key, parent_key, depth, event.tier)
-            parent_key = key
+        self._add_copies(holder, event.hashes, keys.tolist(), parent_key, depth, event.tier)
 
     def _store_known(self, holder: _Holder, hashes: tuple[int, ...], tier: Tier) -> Applied:
         """A copy in another tier, announced without tokens: it counts if the block is known from any tier."""
@@ -245,7 +241,7 @@ class Residency:
                 unknown += 1
             else:
                 parent, depth = self._lineage[key]
-                self._add_copy(holder, block_hash, key, parent, depth, tier)
+                self._add_copies(holder, (block_hash,), (key,), parent, depth - 1, tier)
         return Applied(stored=len(hashes) - unknown, unknown=unknown)
 
     def _remove(self, holder: _Holder, event: BlocksRemoved) -> Applied:
@@ -325,7 +321,7 @@ class Residency:
         keys = self._keyer.extend(parent_key, depth, orphan.token_ids, holder.block_size_tokens, media=media)
         if len(keys):
             for _ in range(orphan.copies):
-                self._add_copy(holder, block_hash, keys.item(0), parent_key, depth + 1, orphan.tier)
+                self._add_copies(holder, (block_hash,), (keys.item(0),), parent_key, depth, orphan.tier)
 
     def _drop_orphan_copy(self, holder: _Holder, block_hash: int) -> bool:
         orphan = holder.orphans.get(block_hash)
@@ -353,39 +349,52 @@ class Residency:
             return block_hash in holder.tables[0].keys
         return block_hash in holder.lower.get(tier, ())
 
-    def _add_copy(self, holder: _Holder, block_hash: int, key: int, parent: int, depth: int, tier: Tier) -> None:
+    def _add_copies(
+        self, holder: _Holder, hashes: Sequence[int], keys: Sequence[int], parent: int, depth: int, tier: Tier
+    ) -> None:
+        """One more copy of each block of a chain that continues `parent`, which lies at `depth`."""
         first = _LAYER_OF[tier]
         if first:
             own = holder.lower.setdefault(tier, {})
-            own[block_hash] = own.get(block_hash, 0) + 1
+            for block_hash in hashes:
+                own[block_hash] = own.get(block_hash, 0) + 1
         for layer in range(first, len(holder.tables)):
-            held = holder.tables[layer]
-            if block_hash in held.keys:
+            self._hold_chain(holder, layer, hashes, keys, parent, depth)
+
+    def _hold_chain(
+        self, holder: _Holder, layer: int, hashes: Sequence[int], keys: Sequence[int], parent: int, depth: int
+    ) -> None:
+        """The hot loop of event ingest: everything it touches is local, and a block costs five table entries."""
+        held, bit, masks, lineage = holder.tables[layer], holder.bit, self._masks[layer], self._lineage
+        own_keys, kids, holes = held.keys, held.kids, held.holes
+        for block_hash, key in zip(hashes, keys, strict=False):
+            depth += 1
+            if block_hash in own_keys:
                 held.more[block_hash] = held.more.get(block_hash, 0) + 1
             else:
-                self._set(holder, layer, block_hash, key, parent, depth)
+                own_keys[block_hash] = key
+                mask = masks.get(key, 0)
+                if mask & bit:
+                    held.aliases[key] = held.aliases.get(key, 0) + 1
+                else:
+                    masks[key] = mask | bit
+                    if not mask:
+                        lineage[key] = (parent, depth)
+                    if depth > 1:
+                        siblings = kids.get(parent, 0)
+                        kids[parent] = siblings + 1
+                        if not siblings and not masks.get(parent, 0) & bit:
+                            holes.add(parent)
+                    if holes:
+                        holes.discard(key)
+            parent = key
+        self._note_holes(layer, holder)
 
-    def _set(self, holder: _Holder, layer: int, block_hash: int, key: int, parent: int, depth: int) -> None:
-        held, bit = holder.tables[layer], holder.bit
-        masks = self._masks[layer]
-        held.keys[block_hash] = key
-        mask = masks.get(key, 0)
-        if mask & bit:
-            held.aliases[key] = held.aliases.get(key, 0) + 1
-            return
-        masks[key] = mask | bit
-        self._lineage[key] = (parent, depth)
-        if held.holes:
-            held.holes.discard(key)
-        if depth > 1:
-            kids = held.kids.get(parent, 0)
-            held.kids[parent] = kids + 1
-            if not kids and not masks.get(parent, 0) & bit:
-                held.holes.add(parent)
-        if held.holes:
-            self._holed[layer] |= bit
+    def _note_holes(self, layer: int, holder: _Holder) -> None:
+        if holder.tables[layer].holes:
+            self._holed[layer] |= holder.bit
         else:
-            self._holed[layer] &= ~bit
+            self._holed[layer] &= ~holder.bit
 
     def _drop_copy(self, holder: _Holder, layer: int, block_hash: int) -> None:
         held, bit = holder.tables[layer], holder.bit
@@ -404,10 +413,7 @@ class Residency:
             _decrement(held.kids, parent)
             if parent not in held.kids:
                 held.holes.discard(parent)
-        if held.holes:
-            self._holed[layer] |= bit
-        else:
-            self._holed[layer] &= ~bit
+        self._note_holes(layer, holder)
 
     def _unset(self, layer: int, key: int, mask: int) -> None:
         masks = self._masks[layer]
@@ -426,7 +432,7 @@ class Residency:
             self._layered[new] |= holder.bit
             for block_hash, key in above.keys.items():
                 parent, depth = self._lineage[key]
-                self._set(holder, new, block_hash, key, parent, depth)
+                self._hold_chain(holder, new, (block_hash,), (key,), parent, depth - 1)
             holder.tables[new].more.update(above.more)
 
     # --- questions -----------------------------------------------------------------------------------------------
@@ -435,10 +441,7 @@ class Residency:
         """Matched leading blocks of the prompt per slot (0 where nothing matches); int64, indexed by slot."""
         by_position = np.zeros(max(self._positions, 1), dtype=np.int64)
         for mask, depth in self._levels(keys, layer):
-            if mask & (mask - 1):
-                by_position[_positions(mask, self._positions)] = depth
-            else:
-                by_position[mask.bit_length() - 1] = depth
+            set_where(by_position, mask, depth)
         by_slot: Ints = by_position[self._position_of_slot]
         return by_slot
 
@@ -504,12 +507,6 @@ class Residency:
             assert waiting == sorted(holder.orphans), f"slot {slot}: orphans and waiting list differ"
         held_keys = {key for masks in self._masks for key in masks}
         assert held_keys == set(self._lineage), "lineage is kept for exactly the held blocks"
-
-
-def _positions(mask: int, width: int) -> Bools:
-    """The mask as a boolean array of `width` positions."""
-    packed = np.frombuffer(mask.to_bytes((width + 7) // 8, "little"), dtype=np.uint8)
-    return np.unpackbits(packed, count=width, bitorder="little").view(np.bool_)
 
 
 def _decrement(counts: dict[int, int], name: int) -> None:

@@ -18,6 +18,9 @@ _RECENT_HALF_LIFE_S = 60.0
 _RECENT_RESCALE_S = 600.0
 
 
+COLUMNS = ("active_requests", "queued_requests", "active_prefill_tokens", "active_decode_blocks", "foreign_requests")
+
+
 class Booking(Struct):
     """One dispatched request. `prefilling` until its first token."""
 
@@ -28,31 +31,39 @@ class Booking(Struct):
 
 
 class Ledger:
-    """Booked load per slot. Arrays are indexed by slot and owned by the ledger: read them, do not keep them."""
+    """Booked load per slot.
+
+    `table` has one row per slot and the columns of `COLUMNS`, so that the load of many candidates is one gather; the
+    attributes of the same names are views of its columns. All are owned by the ledger: read them, do not keep them.
+    """
 
     def __init__(self, *, initial_prefill_tokens_per_s: float) -> None:
-        self.active_requests: Ints = np.zeros(0, dtype=np.int64)
-        self.queued_requests: Ints = np.zeros(0, dtype=np.int64)  # dispatched, no token yet
-        self.prefill_tokens: Ints = np.zeros(0, dtype=np.int64)
-        self.decode_blocks: Ints = np.zeros(0, dtype=np.int64)
-        self.foreign_requests: Ints = np.zeros(0, dtype=np.int64)  # reported beyond what we booked
+        self._rows(np.zeros((0, len(COLUMNS)), dtype=np.int64))
         self.recent_tokens: Floats = np.zeros(0)  # prefill placed lately; only comparisons between slots mean anything
         self.version = 0
         self.rates = PrefillRates(initial_tokens_per_s=initial_prefill_tokens_per_s)
         self.reported: dict[int, tuple[int | None, int | None, float | None]] = {}
         self._bookings: dict[str, Booking] = {}
+        self._foreign_slots: set[int] = set()  # asked for emptiness only
         self._weigh_from = 0.0
         self._mean_prefill_tokens: float | None = None
 
     def __len__(self) -> int:
         return len(self._bookings)
 
+    def _rows(self, table: Ints) -> None:
+        self.table = table
+        self.active_requests: Ints = table[:, 0]
+        self.queued_requests: Ints = table[:, 1]  # dispatched, no token yet
+        self.prefill_tokens: Ints = table[:, 2]
+        self.decode_blocks: Ints = table[:, 3]
+        self.foreign_requests: Ints = table[:, 4]  # reported beyond what we booked
+
     def add_slot(self, slot: int) -> None:
         """Start a slot at zero."""
         if slot >= len(self.active_requests):
             more = slot + 1 - len(self.active_requests)
-            for name in _ARRAYS:
-                setattr(self, name, np.append(getattr(self, name), np.zeros(more, dtype=np.int64)))
+            self._rows(np.vstack([self.table, np.zeros((more, len(COLUMNS)), dtype=np.int64)]))
             self.recent_tokens = np.append(self.recent_tokens, np.zeros(more))
         self.rates.add_slot(slot)
         self._clear(slot)
@@ -104,16 +115,22 @@ class Ledger:
         """The worker's own gauges, as of now. Without both request gauges nothing is known of foreign load."""
         self.reported[slot] = (running, waiting, kv_usage_ratio)
         if running is not None and waiting is not None:
-            self.foreign_requests[slot] = max(0, running + waiting - int(self.active_requests[slot]))
+            foreign = max(0, running + waiting - int(self.active_requests[slot]))
+            self.foreign_requests[slot] = foreign
+            if foreign:
+                self._foreign_slots.add(slot)
+            else:
+                self._foreign_slots.discard(slot)
             self.version += 1
 
     def mean_prefill_tokens(self, otherwise: int) -> float:
         """What a request we did not book is likely to need: the recent mean of ours, else `otherwise`."""
         return self._mean_prefill_tokens if self._mean_prefill_tokens is not None else float(otherwise)
 
-    def total_requests(self) -> Ints:
-        """Booked plus foreign requests per slot."""
-        return self.active_requests + self.foreign_requests
+    @property
+    def any_foreign(self) -> bool:
+        """Does any worker report requests that are not ours?"""
+        return bool(self._foreign_slots)
 
     def _placed(self, now: float, slot: int, tokens: int) -> None:
         """Newer work weighs more: growing the new summand is the same as letting all old ones decay."""
@@ -129,10 +146,10 @@ class Ledger:
         assert self.queued_requests[booking.slot] >= 0 and self.prefill_tokens[booking.slot] >= 0
 
     def _clear(self, slot: int) -> None:
-        for name in _ARRAYS:
-            getattr(self, name)[slot] = 0
+        self.table[slot] = 0
         self.recent_tokens[slot] = 0.0
         self.reported.pop(slot, None)
+        self._foreign_slots.discard(slot)
         self.version += 1
 
     def check(self) -> None:
@@ -144,6 +161,3 @@ class Ledger:
             assert self.prefill_tokens[slot] == sum(b.prefill_tokens for b in mine if b.prefilling)
             assert self.decode_blocks[slot] == sum(b.decode_blocks for b in mine if not b.prefilling)
             assert self.foreign_requests[slot] >= 0
-
-
-_ARRAYS = ("active_requests", "queued_requests", "prefill_tokens", "decode_blocks", "foreign_requests")

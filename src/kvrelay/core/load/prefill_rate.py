@@ -61,8 +61,8 @@ class PrefillRates:
         """A booked prefill will not finish; it teaches nothing."""
         self._since[slot] = now
 
-    def remaining_tokens(self, now: float, slots: Ints, backlog_tokens: Ints) -> Floats:
+    def remaining_tokens(self, now: float, slots: Ints, backlog_tokens: Ints, tokens_per_s: Floats) -> Floats:
         """Backlog of each slot less what it should have computed since its last first token."""
-        done = self.tokens_per_s[slots] * (now - self._since[slots])
+        done = tokens_per_s * (now - self._since[slots])
         remaining: Floats = backlog_tokens - np.minimum(done, backlog_tokens * _MAX_PROGRESS)
         return remaining

@@ -43,13 +43,14 @@ class CacheLoad:
 
     def choose(self, now: float, field: Field, ledger: Ledger) -> Choice:
         terms = self.scorer.terms(now, field, ledger)
-        scores: Floats = sum(terms.values(), start=np.zeros(len(field.slots)))
+        scores = _total(terms)
         tied = self._tied(scores)
         position = break_tie(tied, field, ledger)
-        spilled_from = _holder_passed_over(field, position)
+        reachable = field.matched_tokens + field.lower_tokens if field.scored else _NOTHING
+        spilled_from = _holder_passed_over(field, reachable, position)
         return Choice(
             slot=int(field.slots[position]),
-            reason=self._reason(field, scores, position, spilled_from is not None),
+            reason=self._reason(field, reachable, len(tied), position, spilled_from is not None),
             scores=scores,
             terms=terms,
             best_is_lowest=self.scorer.best_is_lowest,
@@ -57,11 +58,14 @@ class CacheLoad:
         )
 
     def _tied(self, scores: Floats) -> Ints:
-        best = float(scores.min() if self.scorer.best_is_lowest else scores.max())
-        tied: Ints = np.flatnonzero(np.abs(scores - best) <= self.scorer.equally_good(abs(best)))
-        return tied
+        distance = self.scorer.equally_good
+        if self.scorer.best_is_lowest:
+            best = float(np.minimum.reduce(scores))
+            return (scores <= best + distance(abs(best))).nonzero()[0]
+        best = float(np.maximum.reduce(scores))
+        return (scores >= best - distance(abs(best))).nonzero()[0]
 
-    def _reason(self, field: Field, scores: Floats, position: int, spilled: bool) -> RouteReason:
+    def _reason(self, field: Field, reachable: Ints, tied: int, position: int, spilled: bool) -> RouteReason:
         if len(field.slots) == 1:
             return RouteReason.ONLY_CANDIDATE
         if not field.index_usable:
@@ -70,15 +74,24 @@ class CacheLoad:
             return RouteReason.CACHE_NOT_SCORED
         if spilled:
             return RouteReason.CACHE_SPILL
-        if np.count_nonzero(scores == scores[position]) > 1:
+        if tied > 1:
             return RouteReason.TIE_BREAK
-        if not field.matched_tokens.any() and not field.lower_tokens.any():
-            return RouteReason.CACHE_NO_MATCH
-        return RouteReason.CACHE_PLUS_LOAD
+        return RouteReason.CACHE_PLUS_LOAD if reachable[position] else RouteReason.CACHE_NO_MATCH
 
 
-def _holder_passed_over(field: Field, position: int) -> int | None:
+_NOTHING: Ints = np.zeros(1, dtype=np.int64)
+
+
+def _total(terms: Mapping[str, Floats]) -> Floats:
+    """Sum in the order of the terms, which is the order in which a reader of the receipt adds them up."""
+    first, *others = terms.values()
+    total = first + 0.0
+    for term in others:
+        total += term
+    return total
+
+
+def _holder_passed_over(field: Field, reachable: Ints, position: int) -> int | None:
     """The slot with the best match when the chosen one has a worse one: its load sent the request away."""
-    matched = field.matched_tokens + field.lower_tokens
-    best = int(matched.argmax())
-    return int(field.slots[best]) if matched[best] > matched[position] else None
+    best = int(reachable.argmax())
+    return int(field.slots[best]) if reachable[best] > reachable[position if field.scored else 0] else None

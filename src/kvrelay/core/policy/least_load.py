@@ -18,8 +18,8 @@ class LeastLoad:
     binds_sessions = False
 
     def choose(self, now: float, field: Field, ledger: Ledger) -> Choice:
-        requests: Floats = ledger.total_requests()[field.slots].astype(np.float64)
-        backlog = ledger.prefill_tokens[field.slots]
+        active, _, backlog, _, foreign = field.load.T
+        requests: Floats = (active + foreign).astype(np.float64)
         fewest = np.flatnonzero(requests == requests.min())
         lightest = fewest[backlog[fewest] == backlog[fewest].min()]
         position = break_tie(lightest, field, ledger)

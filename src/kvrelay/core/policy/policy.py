@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+import numpy as np
 from msgspec import Struct
 
 from kvrelay.core.load.ledger import Ledger
@@ -22,8 +23,10 @@ class Field(Struct, frozen=True, eq=False):
     slots: Ints
     prompt_tokens: int
     matched_tokens: Ints  # reusable at once: in the fastest tier, or being computed there now
-    lower_tokens: Ints  # further tokens that lie in lower tiers
+    lower_tokens: Ints | int  # further tokens that lie in lower tiers
     transfer_ms: Floats  # estimated, for loading `lower_tokens`
+    load: Ints  # booked load: one row per candidate, columns as `ledger.COLUMNS`
+    prefill_tokens_per_s: Floats  # learned rates
     block_size_tokens: int  # the unit in which the `weights` scorer counts blocks
     scored: bool  # False: no keys for this prompt, or no candidate whose index could match
     index_usable: bool
@@ -56,15 +59,10 @@ class Policy(Protocol):
 
 def break_tie(positions: Ints, field: Field, ledger: Ledger) -> int:
     """Of equally good candidates the one with fewest requests, then least work placed lately, then by the draw."""
-    if len(positions) == 1:
-        return int(positions[0])
-    for load in (ledger.total_requests(), ledger.recent_tokens):
-        of_tied = load[field.slots[positions]]
-        positions = positions[of_tied == of_tied.min()]
-        if len(positions) == 1:
-            return int(positions[0])
+    if len(positions) > 1:
+        requests = field.load[positions, 0] + field.load[positions, 4]
+        positions = positions[requests == np.minimum.reduce(requests)]
+    if len(positions) > 1:
+        recent = ledger.recent_tokens[field.slots[positions]]
+        positions = positions[recent == np.minimum.reduce(recent)]
     return int(positions[field.draw % len(positions)])
-
-
-def only_one(field: Field) -> bool:
-    return len(field.slots) == 1

@@ -31,19 +31,18 @@ class PredictScorer:
     best_is_lowest = True
 
     def terms(self, now: float, field: Field, ledger: Ledger) -> Mapping[str, Floats]:
-        slots = field.slots
-        ms_per_token = 1000.0 / ledger.rates.tokens_per_s[slots]
-        missing = field.prompt_tokens - field.matched_tokens - field.lower_tokens
-        backlog = ledger.rates.remaining_tokens(now, slots, ledger.prefill_tokens[slots])
-        foreign = ledger.foreign_requests[slots]
-        decoding = ledger.active_requests[slots] - ledger.queued_requests[slots] + foreign
-        compute_ms = missing * ms_per_token
+        active, queued, prefill_tokens, _, foreign = field.load.T
+        ms_per_token = 1000.0 / field.prefill_tokens_per_s
+        backlog = ledger.rates.remaining_tokens(now, field.slots, prefill_tokens, field.prefill_tokens_per_s)
+        if ledger.any_foreign:
+            backlog = backlog + foreign * ledger.mean_prefill_tokens(field.prompt_tokens)
+        compute_ms = (field.prompt_tokens - field.matched_tokens - field.lower_tokens) * ms_per_token
         return {
-            "queue_ms": (backlog + foreign * ledger.mean_prefill_tokens(field.prompt_tokens)) * ms_per_token,
+            "queue_ms": backlog * ms_per_token,
             "compute_ms": compute_ms,
-            "displaced_ms": _DISPLACED_SHARE * compute_ms,
+            "displaced_ms": compute_ms * _DISPLACED_SHARE,
             "transfer_ms": field.transfer_ms,
-            "decode_ms": _DECODE_MS_PER_REQUEST * decoding,
+            "decode_ms": (active - queued + foreign) * _DECODE_MS_PER_REQUEST,
         }
 
     def equally_good(self, best: float) -> float:

@@ -25,13 +25,12 @@ class WeightsScorer:
         self._weights = weights
 
     def terms(self, now: float, field: Field, ledger: Ledger) -> Mapping[str, Floats]:
-        weights, slots = self._weights, field.slots
-        reusable_blocks = (field.matched_tokens + field.lower_tokens) / field.block_size_tokens
+        weights = self._weights
         return {
-            "reuse_credit": weights.alpha * reusable_blocks,
-            "prefill_debit": -weights.beta * ledger.prefill_tokens[slots],
-            "decode_debit": -weights.gamma * ledger.decode_blocks[slots],
-            "transfer_debit": -weights.delta * field.transfer_ms,
+            "reuse_credit": (field.matched_tokens + field.lower_tokens) * (weights.alpha / field.block_size_tokens),
+            "prefill_debit": field.load[:, 2] * -weights.beta,
+            "decode_debit": field.load[:, 3] * -weights.gamma,
+            "transfer_debit": field.transfer_ms * -weights.delta,
         }
 
     def equally_good(self, best: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvrelay.core.contract.digest import keyed_digest
+from kvrelay.core.load.ledger import COLUMNS
 from kvrelay.core.model.arrays import Ints
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.prompt import Usage
@@ -106,8 +107,9 @@ class _Matched:
         row = cls()
         if decision is None:
             return row
-        at = int(np.flatnonzero(decision.field.slots == decision.slot)[0])
-        row.queue = int(decision.load["queued_requests"][at])
+        at = decision.at
+        load = _load(decision, at)
+        row.queue = int(load["queued_requests"] + load["foreign_requests"])
         target = decision.targets[decision.slot]
         size = target.block_size_tokens if target is not None else 0
         if not size or arrived.prompt.prompt_tokens is None or size not in arrived.prompt.keys:
@@ -119,7 +121,7 @@ class _Matched:
         row.tokens = sum(row.tiers.values())
         row.blocks = row.tokens // size
         row.fast_tokens = int(decision.field.matched_tokens[at])
-        row.lower_tokens = int(decision.field.lower_tokens[at])
+        row.lower_tokens = row.tokens - row.fast_tokens
         return row
 
 
@@ -149,7 +151,7 @@ def all_candidates(decision: Decision) -> tuple[Candidate, ...]:
 
 def _shown(decision: Decision) -> list[int]:
     slots, scores = decision.field.slots, decision.choice.scores
-    chosen = int(np.flatnonzero(slots == decision.slot)[0])
+    chosen = decision.at
     order: Ints
     if scores is None:
         order = np.arange(min(len(slots), MAX_CANDIDATES + 1))
@@ -169,7 +171,7 @@ def _candidate(decision: Decision, at: int) -> Candidate:
         incarnation=target.id.worker.incarnation,
         rank=target.id.rank,
         matched_tokens=_tiers(decision, at),
-        load={name: float(values[at]) for name, values in decision.load.items()},
+        load=_load(decision, at),
         terms={name: float(values[at]) for name, values in (choice.terms or {}).items()},
         score=None if choice.scores is None else float(choice.scores[at]),
     )
@@ -177,10 +179,16 @@ def _candidate(decision: Decision, at: int) -> Candidate:
 
 def _tiers(decision: Decision, at: int) -> dict[str, int]:
     tiers = {"gpu": int(decision.fast_tokens[at])}
-    if in_flight := int(decision.in_flight_tokens[at]):
+    if in_flight := int(decision.field.matched_tokens[at]) - tiers["gpu"]:
         tiers["in_flight"] = in_flight
     tiers.update((tier, int(tokens[at])) for tier, tokens in decision.tier_tokens.items())
     return tiers
+
+
+def _load(decision: Decision, at: int) -> dict[str, float]:
+    load = dict(zip(COLUMNS, decision.field.load[at].tolist(), strict=True))
+    load["prefill_tokens_per_s"] = float(decision.field.prefill_tokens_per_s[at])
+    return load
 
 
 def _attempt(live: Live, attempted: Attempted) -> Attempt:

@@ -38,16 +38,15 @@ class Decider:
         return Decision(
             field=field,
             choice=choice,
+            at=int(slots.searchsorted(choice.slot)),
             target=target.id,
             slot=choice.slot,
             engine=spec.engine,
             models_payload=spec.models_payload,
             index_state=target.index_state,
             fast_tokens=matches.fast[slots],
-            in_flight_tokens=matches.in_flight[slots],
             tier_tokens={tier: tokens[slots] for tier, tokens in matches.lower.items()},
-            best_known_tokens=int((matches.at_once() + matches.in_lower_tiers()).max(initial=0)),
-            load=self._load(slots),
+            best_known_tokens=int(np.maximum.reduce(matches.reachable())),
             load_version=self._ledger.version,
             targets=self._fleet.targets,
         )
@@ -58,18 +57,20 @@ class Decider:
             residency=self._keeper.residency,
             in_flight=self._keeper.in_flight,
             block_size_of_slot=self._fleet.block_size_of_slot,
-            block_sizes=self._fleet.block_sizes() if arrived.prompt.keys else (),
+            block_sizes=self._fleet.block_sizes(),
         )
 
     def _field(self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints, matches: Matches) -> Field:
         bound_slot, bound_elsewhere = self._binding(now, policy, arrived, slots)
-        lower = matches.in_lower_tiers()[slots]
+        matched = matches.ready[slots]
         return Field(
             slots=slots,
             prompt_tokens=arrived.prompt.prompt_tokens or 0,
-            matched_tokens=matches.at_once()[slots],
-            lower_tokens=lower,
+            matched_tokens=matched,
+            lower_tokens=matches.reachable()[slots] - matched if matches.lower else 0,
             transfer_ms=_transfer_ms(matches, slots),
+            load=self._ledger.table[slots],
+            prefill_tokens_per_s=self._ledger.rates.tokens_per_s[slots],
             block_size_tokens=min(self._fleet.block_sizes(), default=1),
             scored=arrived.prompt.scorable,
             index_usable=any(self._fleet.at(s).index_state is not IndexState.UNUSABLE for s in slots[:64].tolist()),
@@ -96,17 +97,6 @@ class Decider:
         if not usable:
             return None, RouteReason.AFFINITY_BROKEN_UNAVAILABLE
         return usable[0], None
-
-    def _load(self, slots: Ints) -> dict[str, Ints | Floats]:
-        """What receipts and the policy call load; copies, since the ledger goes on."""
-        ledger = self._ledger
-        return {
-            "active_requests": ledger.active_requests[slots],
-            "queued_requests": ledger.queued_requests[slots] + ledger.foreign_requests[slots],
-            "active_prefill_tokens": ledger.prefill_tokens[slots],
-            "active_decode_blocks": ledger.decode_blocks[slots],
-            "prefill_tokens_per_s": ledger.rates.tokens_per_s[slots],
-        }
 
 
 def _transfer_ms(matches: Matches, slots: Ints) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from kvrelay.core.model.arrays import Floats, Ints
+from kvrelay.core.model.arrays import Ints
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.ids import TargetId
 from kvrelay.core.model.units import Fault, IndexState, RouteReason
@@ -17,18 +17,22 @@ class Decision(Struct, frozen=True, eq=False):
 
     field: Field
     choice: Choice
+    at: int  # position of the chosen slot in the field
     target: TargetId
     slot: int
     engine: str
     models_payload: bool | None
     index_state: IndexState
-    fast_tokens: Ints  # per candidate: in the fastest tier
-    in_flight_tokens: Ints  # per candidate: being computed there, beyond the fastest tier
+    fast_tokens: Ints  # per candidate: in the fastest tier; `field.matched_tokens` has what is in flight too
     tier_tokens: dict[str, Ints]  # per candidate: what each lower tier adds
     best_known_tokens: int  # the deepest match over all live workers, candidates or not
-    load: dict[str, Ints | Floats]  # per candidate
     load_version: int
     targets: list[Target | None]  # by slot, as the fleet was
+
+    def claimed_tokens(self) -> int:
+        """What the chosen worker was believed to be able to reuse, from all tiers."""
+        lower = self.field.lower_tokens
+        return int(self.field.matched_tokens[self.at]) + (lower if isinstance(lower, int) else int(lower[self.at]))
 
 
 class Attempted(Struct):

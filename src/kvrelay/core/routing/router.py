@@ -218,7 +218,7 @@ class Router:
             attempt=attempted.number,
             worker=worker.id,
             rank=decision.target.rank if worker.spec.ranks > 1 else None,
-            matched_tokens=_claimed(decision) if arrived.prompt.keys else None,
+            matched_tokens=decision.claimed_tokens() if arrived.prompt.keys else None,
             reason=decision.choice.reason,
         )
         return (dispatch, *self._wake(now))
@@ -235,7 +235,7 @@ class Router:
             now,
             live.arrived.request_id,
             decision.slot,
-            prefill_tokens=max(0, prompt_tokens - _claimed(decision)),
+            prefill_tokens=max(0, prompt_tokens - decision.claimed_tokens()),
             decode_blocks=-(-prompt_tokens // block_size) if block_size else 0,
         )
         keys = prompt.keys.get(block_size)
@@ -522,11 +522,6 @@ class Router:
         booked = sum(1 for live in self._live.values() if live.attempts and live.attempts[-1].fault is None)
         assert len(self._ledger) <= booked, "something is booked that is not live"
         assert set(self._speculative) <= set(self._live), "a speculative entry outlived its request"
-
-
-def _claimed(decision: Decision) -> int:
-    at = int(decision.field.slots.searchsorted(decision.slot))
-    return int(decision.field.matched_tokens[at] + decision.field.lower_tokens[at])
 
 
 def _verdict(fault: Fault) -> tuple[Status, str, int | None]:
