@@ -37,6 +37,10 @@ def made_up_run(*, seed: int = 5, settings: DemoSettings = DemoSettings()) -> De
     return DemoRun(msgspec.structs.replace(manifest, observed=observed), arms, results, judge(results))
 
 
+def made_up_plan(settings: DemoSettings = DemoSettings()) -> Plan:
+    return make_plan(cut(bundled_trace().trace, settings.cut).trace, settings.scale, seed=settings.seed)
+
+
 def _arm(arm: Arm, plan: Plan, draw: random.Random) -> ArmData:
     samples, receipts = [], {}
     for number, session in enumerate(plan.sessions):
@@ -65,7 +69,7 @@ def _sample(
 def _receipt(arm: Arm, sample: Sample, eligible: int, hit: int, draw: random.Random) -> Receipt:
     lost = eligible - hit
     route = int(lost * {"round_robin": 0.6, "sticky": 0.1, "cache_load": 0.05}[arm.policy])
-    residency = 16 if sample.turn % 7 == 6 and lost > route + 16 else 0
+    residency = 16 if sample.turn % 4 == 3 and lost > route + 16 else 0
     worker = sample.worker or ""
     return Receipt(
         request_id=sample.request_id, session_id=sample.session_id, tenant="default", path="/v1/completions",

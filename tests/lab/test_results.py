@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.lab.made_up_run import made_up_plan, made_up_run
+
+from kvrelay.core.receipts.receipt import GateLoss
+from kvrelay.lab.demo.order import rotated_order
+from kvrelay.lab.demo.results import ArmData, busy_ms, policy_results
+from kvrelay.lab.demo.settings import DemoSettings
+from kvrelay.lab.demo.story import telling_receipt
+from kvrelay.lab.demo.verdict import MIN_REPEATS, judge
+from kvrelay.lab.replay.replay import Arm
+from kvrelay.lab.report.files import summary
+
+RUN = made_up_run()
+
+
+@pytest.mark.covers("BM-22")
+def test_order_is_a_latin_square() -> None:
+    order = rotated_order(("a", "b", "c"), 3)
+
+    assert [arm.name for arm in order] == ["a-0", "b-0", "c-0", "b-1", "c-1", "a-1", "c-2", "a-2", "b-2"]
+    for position in range(3):
+        assert {order[repeat * 3 + position].policy for repeat in range(3)} == {"a", "b", "c"}
+
+
+@pytest.mark.covers("RT-01")
+def test_hits_and_gate_losses_add_up_to_the_eligible_tokens() -> None:
+    for result in RUN.results.values():
+        assert result.unreconciled_requests == 0
+        assert (result.actual_cached_tokens or 0) + result.gate_loss_tokens.total == result.eligible_tokens
+
+
+def test_pooled_figures_are_the_sum_of_the_repeats() -> None:
+    for result in RUN.results.values():
+        assert len(result.repeats) == 3
+        for name in ("requests", "failures", "eligible_tokens", "claimed_tokens", "actual_cached_tokens"):
+            assert getattr(result, name) == sum(getattr(repeat, name) for repeat in result.repeats), name
+        assert result.ttft_ms.count == sum(repeat.ttft_ms.count for repeat in result.repeats)
+        mean = sum(repeat.max_over_mean_load or 0 for repeat in result.repeats) / 3
+        assert result.max_over_mean_load == pytest.approx(mean, abs=1e-3)
+
+
+def broken_arm() -> ArmData:
+    """The first arm with one request that failed, one without usage, and one receipt that does not add up."""
+    data = RUN.arms[0]
+    samples, receipts = list(data.samples), dict(data.receipts)
+    samples[0] = msgspec.structs.replace(samples[0], failure="HTTP 502", ttft_ms=None, ttft_sent_ms=None)
+    del receipts[samples[0].request_id]
+    silent, wrong = samples[1].request_id, samples[2].request_id
+    receipts[silent] = msgspec.structs.replace(receipts[silent], actual_cached_tokens=None)
+    receipts[wrong] = msgspec.structs.replace(receipts[wrong], gate_loss_tokens=GateLoss(1, 0, 0, 0))
+    return ArmData(data.arm, data.workers, tuple(samples), receipts)
+
+
+def test_failures_stay_and_unknown_hits_are_not_zero() -> None:
+    result = policy_results([broken_arm()], made_up_plan(), block_size_tokens=16)[RUN.arms[0].arm.policy]
+
+    assert (result.requests, result.failures) == (len(RUN.arms[0].samples), 1)
+    assert result.ttft_ms.count == result.requests - 1
+    assert result.requests_without_usage == 2
+    assert result.unreconciled_requests == 1
+
+
+def test_load_counts_idle_workers() -> None:
+    data = RUN.arms[0]
+    lonely = ArmData(Arm("x", 0), ("mock-0", "idle"), tuple(s for s in data.samples if s.worker == "mock-0"), {})
+
+    assert busy_ms(lonely)["idle"] == 0.0
+    result = policy_results([lonely], made_up_plan(), block_size_tokens=16)["x"]
+    assert result.max_over_mean_load == 2.0
+    assert result.actual_cached_tokens is None
+
+
+def test_verdict_follows_its_rule_and_names_thin_evidence() -> None:
+    verdict = judge(RUN.results)
+    assert (verdict.winner, verdict.evidence) == ("cache_load", "sufficient")
+    assert "cache_load won" in verdict.won and "sticky" in verdict.won
+
+    failed = {**RUN.results, "cache_load": msgspec.structs.replace(RUN.results["cache_load"], failures=1)}
+    assert judge(failed).winner == "sticky"
+    thin = judge(made_up_run(settings=DemoSettings(repeats=MIN_REPEATS - 1)).results)
+    assert thin.evidence == "insufficient" and "tendency" in thin.why
+    assert judge({"sticky": RUN.results["sticky"]}).winner is None
+
+
+def test_summary_has_the_published_names() -> None:
+    published = summary(RUN)
+
+    assert published["label"] == "mock"
+    assert set(published["policies"]) == {"round_robin", "sticky", "cache_load"}
+    for figures in published["policies"].values():
+        assert {"p50", "p95", "p99", "count"} <= set(figures["ttft_ms"])
+        assert {"p50", "p95", "count"} <= set(figures["session_wall_ms"])
+        assert {
+            "requests", "failures", "itl_ms", "actual_cached_tokens", "claimed_tokens", "eligible_tokens",
+            "recomputed_tokens", "max_over_mean_load", "gate_loss_tokens",
+        } <= set(figures)  # fmt: skip
+    assert published["manifest"]["stated"]["order"][0] == "round_robin-0"
+
+
+def test_manifest_digest_covers_what_was_stated_before_the_run() -> None:
+    same, other = made_up_run(seed=9), made_up_run(settings=DemoSettings(seed=2))
+
+    assert same.manifest.digest == RUN.manifest.digest != other.manifest.digest
+    assert {receipt.manifest_digest for receipt in RUN.receipts()} == {RUN.manifest.digest}
+
+
+def test_telling_receipt_is_the_cache_aware_policys_biggest_surprise() -> None:
+    receipt = telling_receipt(RUN)
+
+    assert receipt is not None and receipt.policy == "cache_load"
+    assert (receipt.matched_tokens_at_route or 0) > (receipt.actual_cached_tokens or 0)
