@@ -97,10 +97,11 @@ class Api:
                 raise AssertionError(f"{fault.kind} does not strike requests")
 
     def _refuse(self, exchange: Exchange, fault: Fault) -> None:
-        """Close without a byte; with `listener_down_s` new connections are refused for a while too."""
+        """Close without a byte; with `listener_down_s` the listener goes first, and every connection with it."""
         self._worker.metrics.refused_requests += 1
-        exchange.abort()
-        if fault.listener_down_s is not None:
+        if fault.listener_down_s is None:
+            exchange.abort()
+        else:
             self._worker.close_listener_for(fault.listener_down_s)
 
     def _refuse_politely(self, exchange: Exchange, status: int, retry_after_s: int | None) -> None:

@@ -148,7 +148,7 @@ def _bad_addresses(spec: MockSpec) -> Iterator[SpecProblem]:
     if not spec.insecure and not _is_loopback(spec.host):
         yield SpecProblem("host", spec.host, "a loopback address; anything else needs `--insecure`")
     for member, endpoint, binds in (
-        ("events", spec.events, spec.events_mode == "bind"),
+        ("events", spec.events, spec.events_mode != "connect"),
         ("replay", spec.replay, True),
     ):
         problem = _endpoint_problem(endpoint, binds=binds, insecure=spec.insecure)
