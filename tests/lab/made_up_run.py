@@ -10,12 +10,12 @@ from kvrelay.core.model.units import IndexState, RouteReason, Status
 from kvrelay.core.receipts.receipt import Attempt, Candidate, GateLoss, Receipt
 from kvrelay.core.traces.cut import cut
 from kvrelay.core.traces.plan import Plan, make_plan
-from kvrelay.lab.demo.demo import DemoRun
+from kvrelay.lab.demo.demo import DemoRun, Measured
 from kvrelay.lab.demo.manifest import ArmFacts, ProcessFacts, new_manifest
 from kvrelay.lab.demo.order import rotated_order
 from kvrelay.lab.demo.results import ArmData, policy_results
 from kvrelay.lab.demo.settings import DemoSettings
-from kvrelay.lab.demo.verdict import judge
+from kvrelay.lab.demo.verdict import RULE, judge
 from kvrelay.lab.replay.replay import Arm
 from kvrelay.lab.replay.sample import Sample
 from kvrelay.lab.replay.trace_file import bundled_trace
@@ -29,12 +29,12 @@ def made_up_run(*, seed: int = 5, settings: DemoSettings = DemoSettings()) -> De
     shortened = cut(source.trace, settings.cut)
     plan = make_plan(shortened.trace, settings.scale, seed=settings.seed)
     order = rotated_order(settings.policies, settings.repeats)
-    manifest = new_manifest(source, shortened, plan, settings, order)
+    manifest = new_manifest(source, shortened, plan, settings, order, rule=RULE)
     draw = random.Random(seed)
     arms = tuple(_arm(arm, plan, draw) for arm in order)
     results = policy_results(arms, plan, block_size_tokens=settings.fleet.block_size_tokens)
     observed = tuple(_facts(data, number) for number, data in enumerate(arms))
-    return DemoRun(msgspec.structs.replace(manifest, observed=observed), arms, results, judge(results))
+    return DemoRun(Measured(msgspec.structs.replace(manifest, observed=observed), arms, results), judge(results))
 
 
 def made_up_plan(settings: DemoSettings = DemoSettings()) -> Plan:

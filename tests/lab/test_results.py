@@ -14,6 +14,7 @@ from kvrelay.lab.replay.replay import Arm
 from kvrelay.lab.report.files import summary
 
 RUN = made_up_run()
+MEASURED = RUN.measured
 
 
 @pytest.mark.covers("BM-22")
@@ -27,13 +28,13 @@ def test_order_is_a_latin_square() -> None:
 
 @pytest.mark.covers("RT-01")
 def test_hits_and_gate_losses_add_up_to_the_eligible_tokens() -> None:
-    for result in RUN.results.values():
+    for result in MEASURED.results.values():
         assert result.unreconciled_requests == 0
         assert (result.actual_cached_tokens or 0) + result.gate_loss_tokens.total == result.eligible_tokens
 
 
 def test_pooled_figures_are_the_sum_of_the_repeats() -> None:
-    for result in RUN.results.values():
+    for result in MEASURED.results.values():
         assert len(result.repeats) == 3
         for name in ("requests", "failures", "eligible_tokens", "claimed_tokens", "actual_cached_tokens"):
             assert getattr(result, name) == sum(getattr(repeat, name) for repeat in result.repeats), name
@@ -44,7 +45,7 @@ def test_pooled_figures_are_the_sum_of_the_repeats() -> None:
 
 def broken_arm() -> ArmData:
     """The first arm with one request that failed, one without usage, and one receipt that does not add up."""
-    data = RUN.arms[0]
+    data = MEASURED.arms[0]
     samples, receipts = list(data.samples), dict(data.receipts)
     samples[0] = msgspec.structs.replace(samples[0], failure="HTTP 502", ttft_ms=None, ttft_sent_ms=None)
     del receipts[samples[0].request_id]
@@ -55,16 +56,16 @@ def broken_arm() -> ArmData:
 
 
 def test_failures_stay_and_unknown_hits_are_not_zero() -> None:
-    result = policy_results([broken_arm()], made_up_plan(), block_size_tokens=16)[RUN.arms[0].arm.policy]
+    result = policy_results([broken_arm()], made_up_plan(), block_size_tokens=16)[MEASURED.arms[0].arm.policy]
 
-    assert (result.requests, result.failures) == (len(RUN.arms[0].samples), 1)
+    assert (result.requests, result.failures) == (len(MEASURED.arms[0].samples), 1)
     assert result.ttft_ms.count == result.requests - 1
     assert result.requests_without_usage == 2
     assert result.unreconciled_requests == 1
 
 
 def test_load_counts_idle_workers() -> None:
-    data = RUN.arms[0]
+    data = MEASURED.arms[0]
     lonely = ArmData(Arm("x", 0), ("mock-0", "idle"), tuple(s for s in data.samples if s.worker == "mock-0"), {})
 
     assert busy_ms(lonely)["idle"] == 0.0
@@ -74,15 +75,15 @@ def test_load_counts_idle_workers() -> None:
 
 
 def test_verdict_follows_its_rule_and_names_thin_evidence() -> None:
-    verdict = judge(RUN.results)
+    verdict = judge(MEASURED.results)
     assert (verdict.winner, verdict.evidence) == ("cache_load", "sufficient")
     assert "cache_load won" in verdict.won and "sticky" in verdict.won
 
-    failed = {**RUN.results, "cache_load": msgspec.structs.replace(RUN.results["cache_load"], failures=1)}
+    failed = {**MEASURED.results, "cache_load": msgspec.structs.replace(MEASURED.results["cache_load"], failures=1)}
     assert judge(failed).winner == "sticky"
-    thin = judge(made_up_run(settings=DemoSettings(repeats=MIN_REPEATS - 1)).results)
+    thin = judge(made_up_run(settings=DemoSettings(repeats=MIN_REPEATS - 1)).measured.results)
     assert thin.evidence == "insufficient" and "tendency" in thin.why
-    assert judge({"sticky": RUN.results["sticky"]}).winner is None
+    assert judge({"sticky": MEASURED.results["sticky"]}).winner is None
 
 
 def test_summary_has_the_published_names() -> None:
@@ -103,12 +104,12 @@ def test_summary_has_the_published_names() -> None:
 def test_manifest_digest_covers_what_was_stated_before_the_run() -> None:
     same, other = made_up_run(seed=9), made_up_run(settings=DemoSettings(seed=2))
 
-    assert same.manifest.digest == RUN.manifest.digest != other.manifest.digest
-    assert {receipt.manifest_digest for receipt in RUN.receipts()} == {RUN.manifest.digest}
+    assert same.measured.manifest.digest == MEASURED.manifest.digest != other.measured.manifest.digest
+    assert {receipt.manifest_digest for receipt in MEASURED.receipts()} == {MEASURED.manifest.digest}
 
 
 def test_telling_receipt_is_the_cache_aware_policys_biggest_surprise() -> None:
-    receipt = telling_receipt(RUN)
+    receipt = telling_receipt(MEASURED)
 
     assert receipt is not None and receipt.policy == "cache_load"
     assert (receipt.matched_tokens_at_route or 0) > (receipt.actual_cached_tokens or 0)

@@ -116,22 +116,25 @@ def _finish(run: Any, out: Path, *, as_json: bool) -> None:
     from kvrelay.lab.report.view import overview_table
 
     write_files(run, out)
+    results = run.measured.results
     if as_json:
         sys.stdout.write(msgspec.json.encode(summary(run)).decode() + "\n")
     else:
-        table = overview_table(run.results, winner=run.verdict.winner).transposed().text()
-        sys.stdout.write(messages.demo_story(table, run.verdict.won, run.verdict.why, receipt_in_words(run), out))
-    complaints = problems(run)
+        table = overview_table(results, winner=run.verdict.winner).transposed().text()
+        sys.stdout.write(
+            messages.demo_story(table, run.verdict.won, run.verdict.why, receipt_in_words(run.measured), out)
+        )
+    complaints = problems(run.measured)
     if complaints:
         messages.fail(messages.demo_complaints(complaints), code=messages.VERDICT_FAIL)
-    if run.verdict.winner is None and len(run.results) > 1:
+    if run.verdict.winner is None and len(results) > 1:
         messages.fail(messages.demo_complaints([run.verdict.why]), code=messages.UNKNOWN)
 
 
-def problems(run: Any) -> Sequence[str]:
+def problems(measured: Any) -> Sequence[str]:
     """What must not happen in a demo: each of these makes the exit status 1."""
     found = []
-    for policy, result in run.results.items():
+    for policy, result in measured.results.items():
         for count, what in (
             (result.failures, "requests failed"),
             (result.unreconciled_requests, "receipts whose hits and losses do not add up"),
@@ -139,4 +142,6 @@ def problems(run: Any) -> Sequence[str]:
         ):
             if count:
                 found.append(f"{policy}: {count} {what}")
-    return found + [f"{facts.arm} left behind: {item}" for facts in run.manifest.observed for item in facts.leftovers]
+    return found + [
+        f"{facts.arm} left behind: {item}" for facts in measured.manifest.observed for item in facts.leftovers
+    ]

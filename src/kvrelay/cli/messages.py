@@ -161,3 +161,25 @@ def demo_complaints(complaints: Iterable[str]) -> str:
 
 def _indented(text: str) -> str:
     return "\n".join(f"  {line}" if line else "" for line in text.splitlines())
+
+
+def tune_needs_one_trace() -> str:
+    return (
+        "error: `kvrelay tune` needs one trace: a file, or `--demo` for the bundled agent sessions\n"
+        "hint: kvrelay tune --demo"
+    )
+
+
+def tune_story(table: str, rule: str, pick: str | None, out: object) -> str:
+    picked = "picked: none" if pick is None else f"picked by the rule: {pick}"
+    return (
+        f"MOCK RUN: modelled times on mock workers, not the performance of any engine\n\n{table}\n\n"
+        f"rule, stated before the run: {rule}\n{picked}\n\n{out} has manifest.json, receipts.jsonl, samples.jsonl\n"
+    )
+
+
+def no_vector_passes(ttft_p95_ms: float) -> str:
+    return (
+        f"error: no weight vector keeps p95 time to first token within {ttft_p95_ms:g} ms (from `--slo-ttft-p95-ms`)\n"
+        "hint: the table says how far each is off; other vectors can be given with `--weights`"
+    )

@@ -89,20 +89,21 @@ def is_primer(receipt: Receipt) -> bool:
 
 def _write_config(folder: Path, arm: Arm, workers: Sequence[RunningWorker], settings: DemoSettings) -> Path:
     """The arms' configurations differ in the policy, and in ports and paths; nothing else."""
+    setup = settings.setup_of(arm.policy)
     lines = [
         "[gateway]",
         "port = 0",
         "admin_port = 0",
-        f"policy = {json.dumps(arm.policy)}",
-        f"scorer = {json.dumps(settings.scorer)}",
+        f"policy = {json.dumps(setup.policy)}",
+        f"scorer = {json.dumps(setup.scorer)}",
         "[gateway.drain]",
         "grace_s = 3.0",
         "[receipts]",
         f"path = {json.dumps(str((folder / 'receipts.jsonl').resolve()))}",
     ]
-    if settings.weights is not None:
+    if setup.weights is not None:
         lines.append("[policy.cache_load]")
-        lines += [f"{name} = {value}" for name, value in msgspec.to_builtins(settings.weights).items()]
+        lines += [f"{name} = {value}" for name, value in msgspec.to_builtins(setup.weights).items()]
     for worker in workers:
         lines += ["[[workers]]", f"name = {json.dumps(worker.name)}", f"url = {json.dumps(worker.url)}"]
         lines += ['adapter = "mock"', f"events = {json.dumps(worker.events)}", f"replay = {json.dumps(worker.replay)}"]

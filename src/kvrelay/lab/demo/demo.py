@@ -18,7 +18,7 @@ from kvrelay.lab.demo.manifest import ArmFacts, Manifest, new_manifest
 from kvrelay.lab.demo.order import rotated_order
 from kvrelay.lab.demo.results import ArmData, PolicyResult, policy_results
 from kvrelay.lab.demo.settings import DemoSettings
-from kvrelay.lab.demo.verdict import Verdict, judge
+from kvrelay.lab.demo.verdict import RULE, Verdict, judge
 from kvrelay.lab.replay.replay import Arm
 from kvrelay.lab.replay.sample import Sample
 from kvrelay.lab.replay.trace_file import TraceFile
@@ -33,13 +33,12 @@ class Watcher(Protocol):
     def arm_ended(self, facts: ArmFacts) -> None: ...
 
 
-class DemoRun(Struct, frozen=True, eq=False):
-    """Everything that the table, the files and the report are made from."""
+class Measured(Struct, frozen=True, eq=False):
+    """What was stated, what was recorded, and the figures of each contender."""
 
     manifest: Manifest
     arms: tuple[ArmData, ...]
     results: dict[str, PolicyResult]
-    verdict: Verdict
 
     def receipts(self) -> list[Receipt]:
         """Of all arms in their order, primers included, with the digest of the manifest that they belong to."""
@@ -50,20 +49,31 @@ class DemoRun(Struct, frozen=True, eq=False):
         ]
 
 
+class DemoRun(Struct, frozen=True, eq=False):
+    measured: Measured
+    verdict: Verdict
+
+
 async def run_demo(source: TraceFile, settings: DemoSettings, *, out: Path, watcher: Watcher) -> DemoRun:
+    """Measure, then judge by the rule that the manifest stated."""
+    measured = await measure(source, settings, rule=RULE, out=out, watcher=watcher)
+    return DemoRun(measured, judge(measured.results))
+
+
+async def measure(source: TraceFile, settings: DemoSettings, *, rule: str, out: Path, watcher: Watcher) -> Measured:
     """Files that grow during the run (`samples.jsonl`, `manifest.json`) are in `out` even when an arm breaks it off."""
     shortened = cut(source.trace, settings.cut)
     if not shortened.trace.requests:
         raise TraceError(1, "no request that fits the demo's mock workers", f"turns within {settings.cut}")
     plan = make_plan(shortened.trace, settings.scale, seed=settings.seed)
     order = rotated_order(settings.policies, settings.repeats)
-    manifest = new_manifest(source, shortened, plan, settings, order)
+    manifest = new_manifest(source, shortened, plan, settings, order, rule=rule)
     watcher.planned(plan, shortened, order)
     outcomes = await _run_arms(order, plan, settings, manifest, out, watcher)
     arms = tuple(outcome.data for outcome in outcomes)
     results = policy_results(arms, plan, block_size_tokens=settings.fleet.block_size_tokens)
     observed = tuple(outcome.facts for outcome in outcomes)
-    return DemoRun(msgspec.structs.replace(manifest, observed=observed), arms, results, judge(results))
+    return Measured(msgspec.structs.replace(manifest, observed=observed), arms, results)
 
 
 async def _run_arms(

@@ -17,7 +17,6 @@ from kvrelay import __version__
 from kvrelay.core.traces.cut import Cut
 from kvrelay.core.traces.plan import Plan
 from kvrelay.lab.demo.settings import LABEL, DemoSettings
-from kvrelay.lab.demo.verdict import RULE
 from kvrelay.lab.replay.replay import Arm
 from kvrelay.lab.replay.trace_file import TraceFile
 
@@ -96,13 +95,15 @@ class Manifest(Struct, frozen=True):
     observed: tuple[ArmFacts, ...] = ()
 
 
-def new_manifest(source: TraceFile, cut: Cut, plan: Plan, settings: DemoSettings, order: Sequence[Arm]) -> Manifest:
+def new_manifest(
+    source: TraceFile, cut: Cut, plan: Plan, settings: DemoSettings, order: Sequence[Arm], *, rule: str
+) -> Manifest:
     stated = Stated(
         kvrelay=__version__,
         commit=_commit(),
         packages={name: _version(name) for name in PACKAGES},
         label=LABEL,
-        rule=RULE,
+        rule=rule,
         trace=_trace_facts(source, cut),
         plan=PlanFacts(plan.digest(), plan.seed, len(plan.sessions), plan.requests, plan.prompt_tokens),
         settings=settings,

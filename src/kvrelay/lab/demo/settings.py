@@ -22,14 +22,27 @@ class Weights(Struct, frozen=True):
     gamma: float
     delta: float
 
+    @property
+    def name(self) -> str:
+        """As it is written on the command line; the name of its arms."""
+        return f"{self.alpha:g},{self.beta:g},{self.gamma:g},{self.delta:g}"
+
+
+class Setup(Struct, frozen=True):
+    """What makes one contender differ from the others: nothing but this."""
+
+    policy: str
+    scorer: str = "predict"
+    weights: Weights | None = None
+
 
 class MockFleetSettings(Struct, frozen=True):
     """The fleet that every arm gets anew. The pool is smaller than the trace on purpose: one worker cannot hold it."""
 
     workers: int = 4
     block_size_tokens: int = 16
-    blocks: int = 3000
-    prefill_tokens_per_s: float = 42_000.0
+    blocks: int = 5000
+    prefill_tokens_per_s: float = 50_000.0
     decode_ms: float = 4.0
     token_budget: int = 512
     model: str = "mock-model"
@@ -58,19 +71,19 @@ class DemoSettings(Struct, frozen=True):
     repeats: int = 3
     seed: int = 1
     fleet: MockFleetSettings = MockFleetSettings()
-    cut: CutRule = CutRule(max_context_tokens=98_304, max_turns_per_session=6, min_turns_per_session=3, max_sessions=18)
-    scale: Scale = Scale(
-        block_tokens=16, time_divisor=60.0, session_gap_ms=150.0, max_gap_ms=200.0, max_output_tokens=16
-    )
+    cut: CutRule = CutRule(max_context_tokens=98_304, max_turns_per_session=5, min_turns_per_session=3, max_sessions=24)
+    scale: Scale = Scale(block_tokens=16, time_divisor=60.0, session_gap_ms=40.0, max_gap_ms=150.0, max_output_tokens=8)
     primer_prompts_per_worker: int = 2
     primer_tokens: int = 1024
     request_timeout_s: float = 60.0
     ready_timeout_s: float = 20.0
-    scorer: str = "predict"
-    weights: Weights | None = None
+    setups: dict[str, Setup] = {}  # contenders that are more than the name of a policy
+
+    def setup_of(self, contender: str) -> Setup:
+        return self.setups.get(contender, Setup(contender))
 
 
-FLEET_BLOCKS = 12_000  # of all workers together: the demo's trace fits into the fleet, but not into one worker
+FLEET_BLOCKS = 20_000  # of all workers together: the demo's trace fits into the fleet, but not into one worker
 REPLAY_MS = 3_000.0  # a trace without sessions is squeezed into this time
 TRACE_BLOCKS_PER_REQUEST = 1_536
 
@@ -84,5 +97,5 @@ def settings_for(trace: Trace, *, workers: int, repeats: int, policies: tuple[st
     limit = CutRule(max_context_tokens=TRACE_BLOCKS_PER_REQUEST * trace.block_size_tokens, max_requests=105)
     starts = [session.start_ms for session in trace.sessions[: limit.max_requests]]
     divisor = max(1.0, (max(starts) - min(starts)) / REPLAY_MS) if starts else 1.0
-    scale = Scale(block_tokens=fleet.block_size_tokens, time_divisor=divisor, max_output_tokens=16)
+    scale = Scale(block_tokens=fleet.block_size_tokens, time_divisor=divisor, max_output_tokens=8)
     return msgspec.structs.replace(settings, cut=limit, scale=scale)

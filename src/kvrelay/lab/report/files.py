@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from kvrelay.lab.demo.demo import DemoRun, write_manifest
+from kvrelay.lab.demo.demo import DemoRun, Measured
 from kvrelay.lab.demo.settings import LABEL
 from kvrelay.lab.report.page import render_page
 from kvrelay.lab.report.view import view_of
@@ -18,14 +18,18 @@ def summary(run: DemoRun) -> dict[str, Any]:
     return {
         "label": LABEL,
         "verdict": msgspec.to_builtins(run.verdict),
-        "policies": msgspec.to_builtins(run.results),
-        "manifest": msgspec.to_builtins(run.manifest),
+        "policies": msgspec.to_builtins(run.measured.results),
+        "manifest": msgspec.to_builtins(run.measured.manifest),
     }
 
 
 def write_files(run: DemoRun, out: Path) -> None:
-    write_manifest(out, run.manifest)
-    lines = [msgspec.json.encode(receipt) for receipt in run.receipts()]
-    (out / "receipts.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    write_receipts(run.measured, out)
     (out / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary(run)), indent=2) + b"\n")
     (out / "report.html").write_text(render_page(view_of(run)), encoding="utf-8")
+
+
+def write_receipts(measured: Measured, out: Path) -> None:
+    """All arms' receipts in one file, each with the digest of the manifest beside it."""
+    lines = [msgspec.json.encode(receipt) + b"\n" for receipt in measured.receipts()]
+    (out / "receipts.jsonl").write_bytes(b"".join(lines))

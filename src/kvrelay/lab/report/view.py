@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from kvrelay.core.receipts.receipt import GateLoss
-from kvrelay.lab.demo.demo import DemoRun
+from kvrelay.lab.demo.demo import DemoRun, Measured
 from kvrelay.lab.demo.results import ArmData, Figures, PolicyResult
 from kvrelay.lab.demo.story import receipt_in_words
 from kvrelay.lab.demo.verdict import hit_ratio
@@ -54,29 +54,30 @@ class View(Struct, frozen=True):
 
 
 def view_of(run: DemoRun) -> View:
-    policies = tuple(run.manifest.stated.settings.policies)
-    results = {policy: run.results[policy] for policy in policies}
+    measured = run.measured
+    policies = tuple(measured.manifest.stated.settings.policies)
+    results = {policy: measured.results[policy] for policy in policies}
     return View(
-        title=f"{len(policies)} routing policies, one trace: {run.manifest.stated.trace.name}",
-        label=run.manifest.stated.label,
+        title=f"{len(policies)} routing policies, one trace: {measured.manifest.stated.trace.name}",
+        label=measured.manifest.stated.label,
         won=run.verdict.won,
         why=run.verdict.why,
         rule=run.verdict.rule,
         overview=overview_table(results, winner=run.verdict.winner),
         charts=(
-            _ttft_chart(run.arms, results),
+            _ttft_chart(measured.arms, results),
             _hits_chart(results),
             _gates_chart(results),
-            _claims_chart(run.arms, results),
-            _load_chart(run.arms, policies),
+            _claims_chart(measured.arms, results),
+            _load_chart(measured.arms, policies),
         ),
-        receipt_words=receipt_in_words(run),
-        arms=_arms_table(run),
-        facts=_facts(run),
-        limitations=limitations(run),
-        manifest_json=msgspec.json.format(msgspec.json.encode(run.manifest), indent=2).decode(),
+        receipt_words=receipt_in_words(measured),
+        arms=_arms_table(measured),
+        facts=_facts(measured),
+        limitations=limitations(measured),
+        manifest_json=msgspec.json.format(msgspec.json.encode(measured.manifest), indent=2).decode(),
         policies=policies,
-        workers=run.arms[0].workers,
+        workers=measured.arms[0].workers,
     )
 
 
@@ -111,8 +112,8 @@ def claimed_minus_actual(figures: Figures) -> int | None:
     return figures.claimed_tokens - figures.actual_cached_tokens
 
 
-def limitations(run: DemoRun) -> tuple[str, ...]:
-    scale, trace = run.manifest.stated.settings.scale, run.manifest.stated.trace
+def limitations(measured: Measured) -> tuple[str, ...]:
+    scale, trace = measured.manifest.stated.settings.scale, measured.manifest.stated.trace
     excluded = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in trace.excluded.items())
     return (
         "All workers are mocks: times follow from stated prefill and decode rates. They show what routing does to "
@@ -262,7 +263,7 @@ def _in_flight(data: ArmData) -> list[dict[str, Any]]:
     return points
 
 
-def _arms_table(run: DemoRun) -> Table:
+def _arms_table(measured: Measured) -> Table:
     header = ("arm, in order", "samples", "receipts", "wall s", "gateway pid", "worker pids", "left behind")
     rows = [
         (
@@ -274,13 +275,13 @@ def _arms_table(run: DemoRun) -> Table:
             " ".join(str(process.pid) for process in facts.processes[1:]),
             ", ".join(facts.leftovers) or "nothing",
         )
-        for facts in run.manifest.observed
+        for facts in measured.manifest.observed
     ]
     return Table(header, tuple(rows))
 
 
-def _facts(run: DemoRun) -> tuple[tuple[str, str], ...]:
-    stated = run.manifest.stated
+def _facts(measured: Measured) -> tuple[tuple[str, str], ...]:
+    stated = measured.manifest.stated
     fleet = stated.settings.fleet
     return (
         ("trace", f"{stated.trace.name} ({stated.trace.format}), sha256 {stated.trace.sha256}"),
@@ -293,5 +294,5 @@ def _facts(run: DemoRun) -> tuple[tuple[str, str], ...]:
         ),
         ("kvrelay", f"{stated.kvrelay}, commit {stated.commit or 'unknown'}"),
         ("host", f"{stated.host.system} {stated.host.machine}, {stated.host.cores} cores, Python {stated.host.python}"),
-        ("manifest digest", run.manifest.digest),
+        ("manifest digest", measured.manifest.digest),
     )
