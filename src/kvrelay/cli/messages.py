@@ -58,7 +58,7 @@ def _config_problem(problem: Problem) -> str:
             lines = [f"error: `{problem.key}` is `{problem.received}` (from {problem.source})"]
             lines.append(f"  not supported in this version; supported: {problem.legal}")
         case "unreadable":
-            lines = [f"error: cannot read the configuration file `{problem.received}`", f"  {problem.legal}"]
+            lines = [f"error: cannot read the configuration file `{problem.key}`", f"  {problem.legal}"]
         case "missing":
             lines = [f"error: `{problem.key}` is missing (from {problem.source})", f"  legal: {problem.legal}"]
         case _:

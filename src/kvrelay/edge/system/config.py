@@ -32,6 +32,7 @@ from kvrelay.edge.system.sections import (
     TokensSection,
     WorkerConfig,
 )
+from kvrelay.edge.system.urls import mask_credentials
 
 __all__ = ["Config", "ConfigError", "Problem", "WorkerConfig", "keys", "load_config", "router_settings"]
 
@@ -70,8 +71,8 @@ class Config(Section):
         return workers
 
     def source_of(self, dotted: str) -> str:
-        """Where the value of a key came from; of a key in a list or table, where that came from."""
-        return _source_of(self._sources, dotted)
+        """Where the value of a key came from."""
+        return self._sources.get(dotted, DEFAULT_SOURCE)
 
 
 class Problem(Struct, frozen=True):
@@ -164,11 +165,16 @@ class _Layers:
         try:
             table = tomllib.loads(file.read_text(encoding="utf-8"))
         except OSError as error:
-            self.problems.append(Problem("unreadable", str(file), str(file), legal=error.strerror or str(error)))
+            self.problems.append(
+                Problem("unreadable", str(file), "the command line", legal=error.strerror or str(error))
+            )
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            self.problems.append(Problem("unreadable", str(file), str(file), legal=f"not TOML: {error}"))
+            self._unreadable(file, f"not TOML: {error}")
         else:
             self._merge(table, str(file))
+
+    def _unreadable(self, file: Path, reason: str) -> None:
+        self.problems.append(Problem("unreadable", str(file), str(file), legal=reason))
 
     def add_environment(self, env: Mapping[str, str]) -> None:
         for variable in sorted(name for name in env if name.startswith(ENV_PREFIX)):
@@ -197,7 +203,15 @@ class _Layers:
                 self._merge(value, source, target[name], f"{dotted}.")
             else:
                 target[name] = value
-                self.sources[dotted] = source
+                self._attribute(dotted, value, source)
+
+    def _attribute(self, dotted: str, value: object, source: str) -> None:
+        """A list replaces the whole list of an earlier layer, so what was said of its entries goes."""
+        self.sources = {key: said for key, said in self.sources.items() if not key.startswith(f"{dotted}[")}
+        self.sources[dotted] = source
+        for number, entry in enumerate(value if isinstance(value, list) else ()):
+            for name in entry if isinstance(entry, Mapping) else ():
+                self.sources[f"{dotted}[{number}].{name}"] = source
 
 
 def flag_name(dotted: str) -> str:
@@ -295,4 +309,4 @@ def _source_of(sources: Mapping[str, str], dotted: str) -> str:
 
 
 def _shown(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return mask_credentials(value if isinstance(value, str) else json.dumps(value, default=str))
