@@ -31,6 +31,8 @@ from kvrelay.core.engine.sequence import EngineRequest
 # process that was held up longer than this is told the truth, because a real engine does not catch up either.
 TIMER_SLACK_S = 0.005
 
+IDLE_CHECK_S = 5.0  # after this long without work the engine's invariants are checked, which nobody then waits for
+
 
 class TokenListener(Protocol):
     """Who waits for the tokens of one engine request."""
@@ -59,9 +61,11 @@ class EngineHost:
         self._listeners: dict[str, TokenListener] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._idle_check: asyncio.TimerHandle | None = None
 
     def submit(self, request: EngineRequest, listener: TokenListener) -> None:
         self._listeners[request.request_id] = listener
+        self._cancel_idle_check()
         self._step(time.monotonic(), Submitted(request))
 
     def abort(self, request_id: str) -> None:
@@ -81,12 +85,20 @@ class EngineHost:
         return done.blocks
 
     def stop(self) -> None:
+        self._cancel_idle_check()
         if self._timer is not None:
             self._timer.cancel()
 
     def _step(self, now_s: float, event: EngineEvent) -> None:
         for effect in self.engine.step(now_s, event):
             self._act(now_s, effect)
+        if self.engine.unfinished_requests == 0 and self._idle_check is None:
+            self._idle_check = self._loop.call_later(IDLE_CHECK_S, self.engine.check)
+
+    def _cancel_idle_check(self) -> None:
+        if self._idle_check is not None:
+            self._idle_check.cancel()
+            self._idle_check = None
 
     def _act(self, now_s: float, effect: EngineEffect) -> None:
         match effect:

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+from typing import Any
 
 import msgspec
 import uvloop
@@ -23,7 +24,7 @@ from kvrelay.edge.worker.worker import Worker
 
 log = logging.getLogger("kvrelay.mock")
 
-EXIT_OK, EXIT_USAGE = 0, 2
+EXIT_OK, EXIT_USAGE, EXIT_OUR_MISTAKE = 0, 2, 70
 GC_THRESHOLD = 50_000  # young objects here die by reference count; the collector only costs pauses
 
 
@@ -39,6 +40,7 @@ def main() -> None:
 
 
 async def _serve(spec: MockSpec) -> int:
+    asyncio.get_running_loop().set_exception_handler(_on_loop_exception)
     orders = _Orders()
     try:
         worker = Worker(spec)
@@ -56,6 +58,13 @@ async def _serve(spec: MockSpec) -> int:
         await _drain(worker, orders)
     await worker.stop()
     return EXIT_OK
+
+
+def _on_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A broken invariant ends the worker: one that limps on would be measured as if it were well."""
+    loop.default_exception_handler(context)
+    if isinstance(context.get("exception"), AssertionError):
+        os._exit(EXIT_OUR_MISTAKE)
 
 
 async def _drain(worker: Worker, orders: _Orders) -> None:
