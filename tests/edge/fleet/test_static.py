@@ -58,16 +58,16 @@ class Running:
             await asyncio.sleep(0.02)
 
 
-def settings(*workers: WorkerConfig) -> Config:
-    config = load_config(env={"KVRELAY_HEALTH__INTERVAL_S": "0.05", "KVRELAY_HEALTH__TIMEOUT_S": "5"})
+def settings(*workers: WorkerConfig, interval_s: float) -> Config:
+    config = load_config(env={"KVRELAY_HEALTH__INTERVAL_S": str(interval_s), "KVRELAY_HEALTH__TIMEOUT_S": "5"})
     return config.model_copy(update={"workers": workers})
 
 
 @asynccontextmanager
-async def running(*workers: WorkerConfig) -> AsyncIterator[Running]:
+async def running(*workers: WorkerConfig, interval_s: float = 0.05) -> AsyncIterator[Running]:
     fed: list[Event] = []
     metrics = Metrics()
-    fleet = Fleet(settings(*workers), feed=fed.append, clock=time.monotonic, observer=metrics)
+    fleet = Fleet(settings(*workers, interval_s=interval_s), feed=fed.append, clock=time.monotonic, observer=metrics)
     await fleet.start()
     try:
         yield Running(fleet, fed, metrics)
@@ -188,6 +188,20 @@ async def test_replay_answers_with_what_the_worker_still_has() -> None:
         await run.until(lambda: run.of(ReplayArrived))
         answer = run.of(ReplayArrived)[0]
         assert [(batch.seq, batch.worker) for batch in answer.batches] == [(3, id_), (4, id_), (5, id_)]
+
+
+@pytest.mark.covers("RT-22")
+async def test_a_gap_that_is_a_restart_is_not_replayed_under_the_old_name() -> None:
+    """The new process has already published more than the old one ever did, and no probe has seen it yet."""
+    async with ScriptedWorker() as worker, running(WorkerConfig(url=worker.url, name="a"), interval_s=60) as run:
+        await run.until(lambda: run.of(WorkerJoined))
+        old = run.of(WorkerJoined)[0].worker
+        worker.become_new_process()
+        worker.buffer = [(seq, payload(stored([seq + 1], [1, 2, 3, 4]))) for seq in range(10)]
+        run.fleet.replay(RequestReplay(old, 0, 4))
+        await run.until(lambda: run.of(ReplayUnavailable))
+        assert run.of(ReplayUnavailable) == [ReplayUnavailable(old, 0, "another process took its place")]
+        assert [joined.worker.incarnation for joined in run.of(WorkerJoined)][1:] == [f"{worker.start_s:.2f}"]
 
 
 async def test_replay_without_an_end_marker_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ class Description(Struct, frozen=True):
     spec: WorkerSpec
     sources: tuple[EventSource, ...] = ()
     incarnation: str | None = None  # None: it has no way to tell one life from the next
+    process_start_s: float | None = None  # as on its metrics page, to be compared with later scrapes
     version: str | None = None
 
 

@@ -9,7 +9,8 @@ process hold the following batches back until the worker has been asked who it i
 - a sequence number did not grow.
 
 The new incarnation is announced to the router before the first of the held batches. A restart that shows none of the
-signs in time costs a gap in the sequence, which the router heals by replay.
+signs in time leaves a gap in the sequence: the router keeps what follows aside and asks for a replay, and
+before any replay of a gap the worker is asked who it is as well.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ from kvrelay.edge.system.config import WorkerConfig
 JITTER = 0.2  # of the interval, so that many workers are not probed in step
 MAX_HELD_MESSAGES = 10_000
 REPLAY_TIMEOUT_S = 5.0
+IDENTITY_TIMEOUT_S = 1.0
 REPLAY_MESSAGES_PER_TURN = 32
 QUIET_AFTER_CHECK_S = 1.0
 
@@ -270,7 +272,7 @@ class WorkerWatch:
             )
 
     def _is_of_another_process(self, scrape: Scrape) -> bool:
-        before = self._last_scrape.process_start_s if self._last_scrape else None
+        before = self._description.process_start_s if self._description else None
         return None not in (before, scrape.process_start_s) and before != scrape.process_start_s
 
     # --- its events --------------------------------------------------------------------------------------------
@@ -358,10 +360,23 @@ class WorkerWatch:
         """Starts the replay; the answer is fed as ReplayArrived or ReplayUnavailable."""
         self._spawn(self._replay(effect))
 
+    async def _check_identity_before_replay(self) -> None:
+        """A gap may be the restart itself: the new process would answer with its own history under the old name."""
+        try:
+            async with asyncio.timeout(IDENTITY_TIMEOUT_S):
+                await self._describe()
+        except (TimeoutError, WorkerUnreachable, WorkerAnswerUnusable):
+            return  # cannot be told now; the scrape will
+
     async def _replay(self, effect: RequestReplay) -> None:
         endpoint = next((source.replay for source in self._subscribers if source.rank == effect.rank), None)
         if endpoint is None:
             self._around.feed(ReplayUnavailable(effect.worker, effect.rank, "the worker has no replay endpoint"))
+            return
+        if effect.from_seq > 0:
+            await self._check_identity_before_replay()
+        if self._worker != effect.worker:
+            self._around.feed(ReplayUnavailable(effect.worker, effect.rank, "another process took its place"))
             return
         answer = await replay(self._around.sockets, endpoint, from_seq=effect.from_seq, timeout_s=REPLAY_TIMEOUT_S)
         if isinstance(answer, NoReplay):

@@ -48,6 +48,7 @@ async def describe(session: aiohttp.ClientSession, url: str, headers: Mapping[st
         spec=spec,
         sources=sources,
         incarnation=None if started_s is None else f"{started_s:.2f}",
+        process_start_s=started_s,
         version=await _version(session, url, headers),
     )
 
