@@ -50,12 +50,14 @@ class PrefillRates:
         """A first token came; `tokens` were computed for it."""
         seconds = now - self._since[slot]
         self._since[slot] = now
-        if tokens < _MIN_SAMPLE_TOKENS or seconds <= 0:
+        if tokens < _MIN_SAMPLE_TOKENS:
             return
+        # Of prompts that were batched together the first one brings all the time and the others only tokens.
         self._tokens[slot] = self._tokens[slot] * _DECAY + tokens
-        self._seconds[slot] = self._seconds[slot] * _DECAY + seconds
-        self.tokens_per_s[slot] = self._tokens[slot] / self._seconds[slot]
-        self.learned_samples[slot] += 1
+        self._seconds[slot] = self._seconds[slot] * _DECAY + max(seconds, 0.0)
+        if self._seconds[slot] > 0:
+            self.tokens_per_s[slot] = self._tokens[slot] / self._seconds[slot]
+            self.learned_samples[slot] += 1
 
     def prefill_abandoned(self, now: float, slot: int) -> None:
         """A booked prefill will not finish; it teaches nothing."""

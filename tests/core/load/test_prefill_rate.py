@@ -1,0 +1,71 @@
+"""Learned prefill rates converge to what a worker really does, and a hanging worker never looks idle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvrelay.core.load.ledger import Ledger
+
+
+def serve(ledger, slot, *, rate, prompts, start=0.0, together=1):
+    """A worker that prefills `together` prompts at a time at `rate` tokens per second, one group after the other."""
+    now = start
+    for group in range(0, len(prompts), together):
+        batch = prompts[group : group + together]
+        for i, tokens in enumerate(batch):
+            ledger.book(now, f"{slot}.{group}.{i}", slot, prefill_tokens=tokens, decode_blocks=1)
+        now += sum(batch) / rate
+        for i in range(len(batch)):
+            ledger.first_token(now, f"{slot}.{group}.{i}")
+            ledger.settle(now, f"{slot}.{group}.{i}")
+        now += 3.0  # idle time must not count
+    return now
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_the_rate_is_learned_with_and_without_batching(together):
+    ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
+    ledger.add_slot(0)
+    serve(ledger, 0, rate=5_000.0, prompts=[800, 1_200, 3_000, 500] * 10, together=together)
+    assert ledger.rates.tokens_per_s[0] == pytest.approx(5_000.0, rel=0.25 if together > 1 else 0.05)
+
+
+def test_a_change_of_speed_is_followed():
+    ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
+    ledger.add_slot(0)
+    now = serve(ledger, 0, rate=5_000.0, prompts=[1_000] * 30)
+    for i in range(30):
+        ledger.book(now, f"s{i}", 0, prefill_tokens=1_000, decode_blocks=1)
+        now += 1.0
+        ledger.first_token(now, f"s{i}")
+        ledger.settle(now, f"s{i}")
+    assert ledger.rates.tokens_per_s[0] == pytest.approx(1_000.0, rel=0.2)
+
+
+def test_nearly_cached_prompts_teach_nothing():
+    ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
+    ledger.add_slot(0)
+    serve(ledger, 0, rate=10.0, prompts=[16] * 10)
+    assert ledger.rates.tokens_per_s[0] == 1_000.0 and ledger.rates.learned_samples[0] == 0
+
+
+def test_a_newcomer_starts_with_what_the_others_taught():
+    ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
+    ledger.add_slot(0)
+    serve(ledger, 0, rate=5_000.0, prompts=[1_000] * 10)
+    ledger.add_slot(1)
+    assert ledger.rates.tokens_per_s[1] == pytest.approx(5_000.0, rel=0.05)
+
+
+def test_presumed_progress_is_bounded():
+    ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
+    ledger.add_slot(0)
+    ledger.book(0.0, "r", 0, prefill_tokens=2_000, decode_blocks=1)
+    slots = np.array([0])
+
+    def remaining(now):
+        return ledger.rates.remaining_tokens(now, slots, ledger.prefill_tokens[slots], np.array([1_000.0]))[0]
+
+    assert remaining(0.0) == 2_000 and remaining(1.0) == 1_000
+    assert remaining(1e6) == pytest.approx(400), "a worker that hangs keeps a fifth of its backlog for ever"
