@@ -196,3 +196,9 @@ def test_the_routers_settings_are_the_configurations_words() -> None:
 def test_defaults_of_the_routing_keys_are_the_routers_own() -> None:
     settings = router_settings(Config(), key_seed=b"", seed=0, manifest_digest=None)
     assert settings == type(settings)()
+
+
+def test_the_guide_names_every_key() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    missing = [dotted for dotted, _ in keys() if f"| `{dotted.rpartition('.')[2]}` |" not in guide]
+    assert missing == []

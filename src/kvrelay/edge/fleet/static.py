@@ -87,11 +87,13 @@ class Fleet:
         watch.start()
 
     async def remove(self, name: str) -> None:
+        """The router forgets it before we do, so that no request is sent to a worker without an address."""
         watch = self._watch(name)
-        del self._watches[name]
-        await watch.stop()
+        watch.halt()
         self._feed(WorkerLeft(name))
+        del self._watches[name]
         self._observer.forget_worker(name)
+        await watch.stop()
 
     def drain(self, name: str) -> None:
         """No new requests for the worker; the running ones go on."""

@@ -144,14 +144,18 @@ class WorkerWatch:
         self._spawn(self._every_interval(self._probe))
         self._spawn(self._every_interval(self._scrape))
 
-    async def stop(self) -> None:
+    def halt(self) -> None:
+        """Nothing is fed after this; what still runs is on its way out."""
         for subscriber in self._subscribers.values():
             subscriber.close()
         self._subscribers.clear()
-        tasks = tuple(self._tasks)
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Halts, and waits until everything has ended."""
+        self.halt()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def view(self) -> WorkerView:
         description = self._description
