@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from kvrelay.edge.system.config import Problem
+    from kvrelay.edge.system.config import Config, Problem
     from kvrelay.edge.worker.spec import MockReady
 
 OK, VERDICT_FAIL, USAGE_ERROR, UNKNOWN = 0, 1, 2, 3
@@ -182,4 +182,47 @@ def no_vector_passes(ttft_p95_ms: float) -> str:
     return (
         f"error: no weight vector keeps p95 time to first token within {ttft_p95_ms:g} ms (from `--slo-ttft-p95-ms`)\n"
         "hint: the table says how far each is off; other vectors can be given with `--weights`"
+    )
+
+
+# --- kvrelay serve -----------------------------------------------------------------------------------------------
+
+
+def gateway_ready(url: str, admin_url: str, config: Config, *, seed: int) -> str:
+    """What the gateway listens on and does, with where that was decided."""
+    gateway = config.gateway
+    policy = f"{gateway.policy} ({config.source_of('gateway.policy')})"
+    workers = ", ".join(f"{worker.name} {worker.url}" for worker in config.workers) or "none yet"
+    lines = [
+        f"kvrelay gateway on {url}, admin on {admin_url}",
+        f"  policy {policy}; seed {seed}",
+        f"  workers: {workers}",
+    ]
+    if gateway.insecure:
+        lines.append("warning: `gateway.insecure` is true: listeners beyond loopback need no TLS and no credentials")
+    if not config.workers:
+        lines.append(f'hint: add one with POST {admin_url}/admin/workers {{"url": "http://127.0.0.1:8100"}}')
+    return "\n".join(lines)
+
+
+def gateway_draining(grace_s: float) -> str:
+    return f"draining: no new requests; open ones may end within {grace_s:g} s (a second signal ends them now)"
+
+
+def gateway_cut(open_requests: int) -> str:
+    return f"warning: {open_requests} open requests were cut; their receipts say so"
+
+
+def unsafe_listener(detail: str) -> str:
+    return (
+        f"error: {detail}\n"
+        "  legal: a loopback address, or protection as named above\n"
+        "hint: `insecure = true` under [gateway] allows it without protection"
+    )
+
+
+def gateway_did_not_start(detail: str) -> str:
+    return (
+        f"error: the gateway could not start: {detail}\n"
+        "hint: if an address is in use, take free ports with `--port 0 --admin-port 0`"
     )

@@ -39,8 +39,8 @@ class Origin(Struct, frozen=True):
 
 class CallTimeouts(Struct, frozen=True):
     connect_s: float = 2.0
-    first_byte_s: float = 300.0  # from the request being written to the first byte of the answer
-    idle_s: float = 60.0  # longest silence inside the answer
+    first_byte_s: float = 300.0  # from the request being written to the first byte of the answer's body
+    idle_s: float = 60.0  # longest silence inside the body
 
 
 class PoolLimits(Struct, frozen=True):
@@ -69,6 +69,7 @@ class Call:
         "_pool",
         "bodyless",
         "deadline_s",
+        "in_body",
         "listener",
         "origin",
         "paused",
@@ -93,6 +94,7 @@ class Call:
         self.deadline_s = NEVER
         self.written_at = NEVER
         self.received = False
+        self.in_body = False
         self.retried = False
         self.paused = False
 
@@ -111,7 +113,7 @@ class Call:
         self.paused = not wanted
         if self._connection is not None:
             self._connection.set_reading(wanted)
-            self.deadline_s = self._pool.now() + self.timeouts.idle_s if wanted else NEVER
+            self.deadline_s = self._pool.now() + self.timeouts.idle_s if wanted else NEVER  # the silence is ours
 
     def attach(self, connection: UpstreamConnection) -> None:
         self._connection = connection
@@ -250,8 +252,8 @@ class UpstreamPool:
         now_s = self.now()
         for call in tuple(self._calls):
             if now_s > call.deadline_s:
-                fault = Fault.IDLE_TIMEOUT if call.received else Fault.FIRST_BYTE_TIMEOUT
-                self.fail(call, fault, "the worker fell silent" if call.received else "the worker did not answer")
+                fault = Fault.IDLE_TIMEOUT if call.in_body else Fault.FIRST_BYTE_TIMEOUT
+                self.fail(call, fault, "the worker fell silent" if call.in_body else "no byte of an answer came")
         for idle in self._idle.values():
             while idle and now_s - idle[0].idle_since > self.limits.idle_s:
                 idle.popleft().abandon()
@@ -332,7 +334,6 @@ class UpstreamConnection(asyncio.Protocol):
             self.abandon()
             return
         call.received = True
-        call.deadline_s = self._pool.now() + call.timeouts.idle_s
         if not self._head_read:
             self._head_bytes += len(data)
         try:
@@ -406,6 +407,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._head_told = True
             call.listener.on_head(self._status, self._headers)
         if self._pieces:
+            call.in_body = True
+            call.deadline_s = self._pool.now() + call.timeouts.idle_s
             pieces, self._pieces = self._pieces, []
             if self._call is call:
                 call.listener.on_data(pieces[0] if len(pieces) == 1 else b"".join(pieces))

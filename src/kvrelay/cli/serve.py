@@ -1,0 +1,112 @@
+"""`kvrelay serve`: run the gateway until a signal comes, then let open requests end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvrelay.cli import messages
+from kvrelay.edge.gateway.gateway import Gateway, UnsafeListener
+from kvrelay.edge.observe.logs import log_to
+from kvrelay.edge.system.config import Config, ConfigError, load_config
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+EPILOG = "Example: kvrelay serve --worker http://127.0.0.1:8100 --worker http://127.0.0.1:8101 --policy cache_load"
+
+
+@app.command(epilog=EPILOG)
+def serve(
+    file: Annotated[
+        Path | None, typer.Option("-c", "--config", metavar="FILE", help="Configuration file (default: kvrelay.toml).")
+    ] = None,
+    worker: Annotated[list[str] | None, typer.Option(metavar="URL", help="A worker; may be repeated.")] = None,
+    policy: Annotated[str | None, typer.Option(help="How a worker is chosen; can be switched while running.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address of the data port.")] = None,
+    port: Annotated[int | None, typer.Option(help="The data port; 0 takes a free one.")] = None,
+    admin_port: Annotated[int | None, typer.Option(help="The admin port; 0 takes a free one.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON line {url, admin_url, pid} on stdout when ready.")
+    ] = False,
+) -> None:
+    """Run the gateway in front of your workers. It may start without any and wait for them.
+
+    SIGTERM and SIGINT drain: no new requests, open ones may end within gateway.drain.grace_s, then exit 0.
+    """
+    flags = {
+        "workers": [{"url": url} for url in worker or ()] or None,
+        "gateway.policy": policy,
+        "gateway.host": host,
+        "gateway.port": port,
+        "gateway.admin_port": admin_port,
+    }
+    try:
+        config = load_config(file, os.environ, flags)
+    except ConfigError as error:
+        messages.fail(messages.config_problems(error.problems))
+    log_to()
+    run(config, as_json=as_json)
+
+
+def run(config: Config, *, as_json: bool) -> None:
+    """Until a signal; ends the process with a message when the gateway cannot start."""
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(config, as_json))
+    except UnsafeListener as problem:
+        messages.fail(messages.unsafe_listener(str(problem)))
+    except OSError as problem:
+        messages.fail(messages.gateway_did_not_start(problem.strerror or str(problem)))
+    except (ImportError, ValueError) as problem:
+        messages.fail(messages.gateway_did_not_start(str(problem)))
+
+
+async def _serve(config: Config, as_json: bool) -> None:
+    gateway = Gateway(config)
+    stopping = _on_signals()
+    async with gateway:
+        messages.say(messages.gateway_ready(gateway.url, gateway.admin_url, config, seed=gateway.seed))
+        if as_json:
+            ready = {"url": gateway.url, "admin_url": gateway.admin_url, "pid": os.getpid()}
+            sys.stdout.write(json.dumps(ready) + "\n")
+            sys.stdout.flush()
+        await stopping.acquire()
+        messages.say(messages.gateway_draining(config.gateway.drain.grace_s))
+        await _drain_until_second_signal(gateway, stopping)
+
+
+async def _drain_until_second_signal(gateway: Gateway, stopping: asyncio.Semaphore) -> None:
+    draining = asyncio.ensure_future(gateway.drain())
+    impatient = asyncio.ensure_future(stopping.acquire())
+    await asyncio.wait((draining, impatient), return_when=asyncio.FIRST_COMPLETED)
+    if not (draining.done() and draining.result()):
+        messages.say(messages.gateway_cut(len(gateway.host.requests)))
+    for waiting in (draining, impatient):
+        waiting.cancel()
+    await asyncio.gather(draining, impatient, return_exceptions=True)
+
+
+def _on_signals() -> asyncio.Semaphore:
+    """Released once per SIGTERM or SIGINT."""
+    stopping = asyncio.Semaphore(0)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.release)
+    return stopping
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop

@@ -1,0 +1,228 @@
+"""The admin port: what an operator, a dashboard or a check may ask of a running gateway, and what may be changed live."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+from msgspec import Struct
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import ValidationError
+
+from kvrelay.core.model.events import PolicyChanged, RequestArrived, SessionClosed
+from kvrelay.core.model.prompt import Tenant
+from kvrelay.core.policy.registry import POLICIES, SCORERS
+from kvrelay.core.routing.status import WorkerStatus
+from kvrelay.edge.fleet.static import UnknownWorker, WorkerExists
+from kvrelay.edge.fleet.watch import WorkerView
+from kvrelay.edge.gateway.auth import AdminToken
+from kvrelay.edge.gateway.openai import read_body
+from kvrelay.edge.gateway.scoring import prompt_in_time
+from kvrelay.edge.system.config import WorkerConfig
+
+if TYPE_CHECKING:
+    from kvrelay.edge.gateway.gateway import Gateway
+
+# What a caller may say of a new worker. Not `api_key_file`: it would let callers read files of this host.
+WORKER_MEMBERS = frozenset(("url", "name", "model", "events", "replay", "topic", "adapter"))
+MAX_RECEIPTS = 1000
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Policy(Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of PUT /admin/policy."""
+
+    policy: str
+    scorer: str | None = None
+
+
+class Admin:
+    """The handlers; `app()` is what aiohttp serves."""
+
+    def __init__(self, gateway: Gateway, token: AdminToken) -> None:
+        self._gateway = gateway
+        self._token = token
+
+    def app(self, max_body_bytes: int) -> web.Application:
+        app = web.Application(middlewares=[self._guard], client_max_size=max_body_bytes)
+        app.add_routes(
+            [
+                web.get("/metrics", self._metrics),
+                web.get("/admin/status", self._status),
+                web.get("/admin/workers", self._workers),
+                web.post("/admin/workers", self._add_worker),
+                web.get("/admin/workers/{name}", self._worker),
+                web.delete("/admin/workers/{name}", self._remove_worker),
+                web.post("/admin/workers/{name}/{order:drain|resume|resync}", self._order_worker),
+                web.get("/admin/policy", self._policy),
+                web.put("/admin/policy", self._set_policy),
+                web.post("/admin/match", self._match),
+                web.get("/admin/receipts", self._receipts),
+                web.get("/admin/receipts/{request_id}", self._receipt),
+                web.get("/admin/sessions", self._sessions),
+                web.delete("/admin/sessions/{session_id}", self._close_session),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Answer) -> web.StreamResponse:
+        """Callers need the token if there is one. Browsers send `Origin`: no web page may reach a port on loopback."""
+        if "Origin" in request.headers and request.headers["Origin"].partition("://")[2] != request.host:
+            return _problem(403, "requests from other web pages are not answered")
+        if not self._token.admits(request.headers.get("Authorization")):
+            return _problem(401, "the admin port wants its token (Authorization: Bearer TOKEN)")
+        try:
+            return await handler(request)
+        except web.HTTPException as problem:
+            return _problem(problem.status, problem.text or problem.reason)
+        except UnknownWorker as problem:
+            return _problem(404, f"no worker is called `{problem.args[0]}`")
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._gateway.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return _json({**msgspec.to_builtins(self._gateway.status()), "gateway": self._gateway.describe()})
+
+    async def _workers(self, request: web.Request) -> web.Response:
+        known = self._known_workers()
+        views = self._gateway.fleet.views()
+        return _json({"workers": [_worker(view, known.get(view.name)) for view in views]})
+
+    async def _worker(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        return _json(_worker(self._gateway.fleet.view(name), self._known_workers().get(name)))
+
+    def _known_workers(self) -> dict[str, WorkerStatus]:
+        return {worker.name: worker for worker in self._gateway.status().workers}
+
+    # --- changes -----------------------------------------------------------------------------------------------------
+
+    async def _add_worker(self, request: web.Request) -> web.Response:
+        members = await _object(request)
+        unknown = sorted(set(members) - WORKER_MEMBERS)
+        if unknown:
+            return _problem(400, f"unknown member `{unknown[0]}`; known: {', '.join(sorted(WORKER_MEMBERS))}")
+        try:
+            worker = WorkerConfig.model_validate(members)
+            await self._gateway.fleet.add(worker)
+        except ValidationError as problem:
+            first = problem.errors(include_url=False)[0]
+            return _problem(400, f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}")
+        except WorkerExists as problem:
+            return _problem(409, f"that name or URL is taken: {problem}")
+        return _json(_worker(self._gateway.fleet.view(worker.name), None), status=201)
+
+    async def _remove_worker(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        await self._gateway.fleet.remove(name)
+        return _json({"removed": name})
+
+    async def _order_worker(self, request: web.Request) -> web.Response:
+        name, order = request.match_info["name"], request.match_info["order"]
+        fleet = self._gateway.fleet
+        {"drain": fleet.drain, "resume": fleet.resume, "resync": fleet.resync}[order](name)
+        return _json({"worker": name, "done": order})
+
+    async def _policy(self, request: web.Request) -> web.Response:
+        status = self._gateway.status()
+        return _json({"policy": status.policy, "scorer": status.scorer, "known": POLICIES, "known_scorers": SCORERS})
+
+    async def _set_policy(self, request: web.Request) -> web.Response:
+        try:
+            wanted = msgspec.json.decode(await request.read(), type=Policy)
+        except msgspec.DecodeError as problem:
+            return _problem(400, f'expected {{"policy": NAME}} and perhaps "scorer": {problem}')
+        if wanted.policy not in POLICIES:
+            return _problem(400, f"unknown policy `{wanted.policy}`; known: {', '.join(POLICIES)}")
+        if wanted.scorer is not None and wanted.scorer not in SCORERS:
+            return _problem(400, f"unknown scorer `{wanted.scorer}`; known: {', '.join(SCORERS)}")
+        self._gateway.host.feed(PolicyChanged(wanted.policy, wanted.scorer))
+        return await self._policy(request)
+
+    # --- requests and sessions ---------------------------------------------------------------------------------------
+
+    async def _match(self, request: web.Request) -> web.Response:
+        """What would happen to this request body; nothing is dispatched. `?path=` names another path than it implies."""
+        raw = await request.read()
+        default = "/v1/chat/completions" if b'"messages"' in raw else "/v1/completions"
+        path = request.query.get("path", default)
+        body = read_body(path, raw)
+        host = self._gateway.host
+        prompt = await prompt_in_time(host.router, self._gateway.tokens, body, body.cache_salt)
+        arrived = RequestArrived(
+            request_id="match",
+            prompt=prompt,
+            model=body.model,
+            adapter=host.router.adapter_of(body.model),
+            session_id=request.headers.get(self._gateway.config.affinity.header),
+            tenant=Tenant(),
+            path=path,
+            expected_output_tokens=body.expected_output_tokens,
+            draw=self._gateway.draw(),
+        )
+        return _json(host.router.match(host.clock(), arrived))
+
+    async def _receipts(self, request: web.Request) -> web.Response:
+        asked = request.query.get("limit", "100")
+        if not asked.isdigit() or not 1 <= int(asked) <= MAX_RECEIPTS:
+            return _problem(400, f"`limit` is `{asked}`; legal: 1 to {MAX_RECEIPTS}")
+        return _json({"receipts": self._gateway.receipts.recent(int(asked))})
+
+    async def _receipt(self, request: web.Request) -> web.Response:
+        request_id = request.match_info["request_id"]
+        receipt = self._gateway.receipts.get(request_id)
+        if receipt is None:
+            return _problem(404, f"no receipt of `{request_id}` among the last ones; older ones are in the file")
+        return _json(receipt)
+
+    async def _sessions(self, request: web.Request) -> web.Response:
+        bound = self._gateway.host.router.sessions()
+        sessions = [
+            {"session_id": session_id, "worker": worker.name, "incarnation": worker.incarnation}
+            for session_id, worker in bound.items()
+        ]
+        return _json({"sessions": sessions})
+
+    async def _close_session(self, request: web.Request) -> web.Response:
+        session_id = request.match_info["session_id"]
+        known = session_id in self._gateway.host.router.sessions()
+        self._gateway.host.feed(SessionClosed(session_id))
+        return _json({"closed": session_id}) if known else _problem(404, f"no session `{session_id}` is bound")
+
+
+def _worker(view: WorkerView, status: WorkerStatus | None) -> dict[str, Any]:
+    """What the fleet sees and what the router believes, side by side; without the worker's key."""
+    return {
+        "name": view.name,
+        "url": view.url,
+        "engine": view.engine,
+        "version": view.version,
+        "incarnation": view.worker.incarnation if view.worker is not None else None,
+        "routable": status.routable if status is not None else False,
+        "draining": status.draining if status is not None else False,
+        "last_probe": {"ok": view.last_probe_ok, "detail": view.last_probe_detail},
+        "event_sources": [{"rank": source.rank, "endpoint": source.endpoint} for source in view.sources],
+        "malformed_events": view.malformed_messages,
+        "router": None if status is None else msgspec.to_builtins(status),
+    }
+
+
+async def _object(request: web.Request) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(await request.read(), type=dict[str, Any])
+    except msgspec.DecodeError as problem:
+        raise web.HTTPBadRequest(text=f"the body is not a JSON object: {problem}") from problem
+
+
+def _json(value: Any, *, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def _problem(status: int, message: str) -> web.Response:
+    return _json({"error": {"message": message, "code": status}}, status=status)

@@ -1,0 +1,94 @@
+"""The data port: every path is proxied to a worker, but for the few that are the gateway's own."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+
+import msgspec
+
+from kvrelay.core.routing.router import Router
+from kvrelay.edge.fleet.static import Fleet
+from kvrelay.edge.gateway.auth import Tenants
+from kvrelay.edge.gateway.heads import read_head
+from kvrelay.edge.gateway.request import JSON, ClientRequest, Surroundings, error_body
+from kvrelay.edge.http.exchange import Exchange
+from kvrelay.edge.http.heads import Header
+from kvrelay.edge.observe.receipt_log import ReceiptLog
+
+DRAIN_RETRY_AFTER_S = 5
+
+
+class DataPort:
+    """Handler of the data port's server."""
+
+    def __init__(
+        self, around: Surroundings, fleet: Fleet, tenants: Tenants, receipts: ReceiptLog, session_header: str
+    ) -> None:
+        self.draining = False
+        self._around = around
+        self._fleet = fleet
+        self._tenants = tenants
+        self._receipts = receipts
+        self._session_header = session_header.lower().encode("latin-1")
+        self._id_prefix = f"kvr-{secrets.token_hex(4)}"
+        self._numbers = itertools.count(1)
+
+    def handle(self, exchange: Exchange) -> None:
+        path = exchange.path
+        if path == "/health":
+            exchange.respond(200, (JSON,), b'{"status":"alive"}')
+        elif path == "/ready":
+            self._ready(exchange)
+        elif self.draining:
+            retry_after = (b"retry-after", b"%d" % DRAIN_RETRY_AFTER_S)
+            message = "this gateway is shutting down and takes no new requests"
+            exchange.respond(503, (JSON, retry_after), error_body(message, "draining", 503))
+        else:
+            self._proxy(exchange)
+
+    def _ready(self, exchange: Exchange) -> None:
+        if self.draining:
+            exchange.respond(503, (JSON,), b'{"status":"draining"}')
+        elif self._anyone_routable(self._around.host.router):
+            exchange.respond(200, (JSON,), b'{"status":"ready"}')
+        else:
+            exchange.respond(503, (JSON,), b'{"status":"no_worker_routable"}')
+
+    def _anyone_routable(self, router: Router) -> bool:
+        return any(worker.routable for worker in router.status(self._around.host.clock()).workers)
+
+    def _proxy(self, exchange: Exchange) -> None:
+        head = read_head(exchange.headers, self._session_header)
+        tenant = self._tenants.of(head.authorization)
+        if tenant is None:
+            challenge: Header = (b"www-authenticate", b"Bearer")
+            body = error_body("a valid API key is needed (Authorization: Bearer KEY)", "authentication_error", 401)
+            exchange.respond(401, (JSON, challenge), body)
+            return
+        if exchange.path == "/v1/models" and exchange.method == "GET":
+            merged = self._merged_models()
+            if merged is not None:
+                exchange.respond(200, (JSON,), merged)
+                return
+        ClientRequest(self._around, exchange, head, self._request_id(head.request_id), tenant).begin()
+
+    def _request_id(self, asked: str | None) -> str:
+        """The client's own id, unless it is in use or was used just now: receipts are found by it."""
+        number = next(self._numbers)
+        if asked is None:
+            return f"{self._id_prefix}-{number:x}"
+        if asked in self._around.host.requests or self._receipts.get(asked) is not None:
+            return f"{asked}~{number:x}"
+        return asked
+
+    def _merged_models(self) -> bytes | None:
+        """One list for workers that serve different models; None if any worker's own answer says it all."""
+        served = [view.spec for view in self._fleet.views() if view.spec is not None]
+        if len({(spec.models, spec.adapters) for spec in served}) <= 1:
+            return None
+        models: dict[str, dict[str, str]] = {}
+        for spec in served:
+            for name in (*spec.models, *spec.adapters):
+                models.setdefault(name, {"id": name, "object": "model", "owned_by": "kvrelay"})
+        return msgspec.json.encode({"object": "list", "data": list(models.values())})

@@ -1,0 +1,259 @@
+"""The gateway as a whole: router, fleet, data port and admin port, started and ended together.
+
+async with Gateway(load_config("kvrelay.toml")) as gateway:
+    gateway.url, gateway.admin_url
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import ssl
+from collections.abc import Coroutine
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+from kvrelay import __version__
+from kvrelay.core.routing.router import Router
+from kvrelay.core.routing.status import RouterStatus
+from kvrelay.edge.fleet.static import Fleet
+from kvrelay.edge.gateway.admin import Admin
+from kvrelay.edge.gateway.app import DataPort
+from kvrelay.edge.gateway.auth import AdminToken, Tenants
+from kvrelay.edge.gateway.heads import Route, make_route
+from kvrelay.edge.gateway.host import RouterHost
+from kvrelay.edge.gateway.request import Surroundings
+from kvrelay.edge.gateway.tokenize import Tokenizer, TokenService, WorkerTokenizer, local_tokenizer
+from kvrelay.edge.http.client import CallTimeouts, UpstreamPool
+from kvrelay.edge.http.limits import HttpLimits
+from kvrelay.edge.http.server import HttpServer, start_server
+from kvrelay.edge.observe.metrics import Metrics
+from kvrelay.edge.observe.receipt_log import ReceiptLog
+from kvrelay.edge.system.clock import monotonic_s
+from kvrelay.edge.system.config import Config, router_settings
+
+LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
+log = logging.getLogger(__name__)
+
+
+class UnsafeListener(Exception):
+    """A listener beyond loopback without what protects it. The message says which and what would do."""
+
+
+class Gateway:
+    """Valid between `start()` and `stop()`. A fixed `seed` and `key_seed` make its choices repeatable."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        seed: int | None = None,
+        key_seed: bytes | None = None,
+        manifest_digest: str | None = None,
+    ) -> None:
+        self.config = config
+        self.seed = secrets.randbits(63) if seed is None else seed
+        self._key_seed = secrets.token_bytes(32) if key_seed is None else key_seed
+        self._manifest_digest = manifest_digest
+        self._random = random.Random(self.seed)
+        self._routes: dict[str, Route] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started_at = 0.0
+        self._server: HttpServer | None = None
+        self._admin: web.AppRunner | None = None
+        self.host: RouterHost
+        self.fleet: Fleet
+        self.tokens: TokenService
+        self.metrics: Metrics
+        self.receipts: ReceiptLog
+        self._pool: UpstreamPool
+        self._port: DataPort
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Raises UnsafeListener, OSError (a port or a file) or ValueError (a tokenizer) and leaves nothing open."""
+        refuse_unsafe_listeners(self.config)
+        tenants = Tenants(self.config.tenants)
+        token = _admin_token(self.config.gateway.admin_token_file)
+        self._started_at = monotonic_s()
+        self._compose(tenants)
+        try:
+            await self.fleet.start()
+            await self._listen(token)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def drain(self) -> bool:
+        """Not ready from now on; open requests may end within the configured grace. True: all of them did."""
+        self._port.draining = True
+        assert self._server is not None
+        return await self._server.drain(self.config.gateway.drain.grace_s)
+
+    async def stop(self) -> None:
+        """Ends everything; open requests are cut and still get their receipts. May be called again."""
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
+        if self._admin is not None:
+            await self._admin.cleanup()
+            self._admin = None
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._pool.close()
+        await self.fleet.stop()
+        self.tokens.close()
+        self.host.close()
+        self.receipts.close()
+
+    # --- what it says of itself --------------------------------------------------------------------------------------
+
+    @property
+    def router(self) -> Router:
+        return self.host.router
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        scheme = "https" if self.config.gateway.tls_cert is not None else "http"
+        return f"{scheme}://{_authority(self.config.gateway.host)}:{self._server.port}"
+
+    @property
+    def admin_url(self) -> str:
+        assert self._admin is not None
+        return f"http://{_authority(self.config.gateway.admin_host)}:{self._admin.addresses[0][1]}"
+
+    def status(self) -> RouterStatus:
+        return self.router.status(self.host.clock())
+
+    def describe(self) -> dict[str, Any]:
+        """The gateway's own part of /admin/status."""
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "url": self.url,
+            "uptime_s": round(monotonic_s() - self._started_at, 1),
+            "draining": self._port.draining,
+            "open_requests": len(self.host.requests),
+            "open_upstream_calls": self._pool.open_calls,
+            "receipts_dropped": self.receipts.dropped,
+        }
+
+    def draw(self) -> int:
+        """The chance of one request."""
+        return self._random.getrandbits(64)
+
+    # --- putting it together -----------------------------------------------------------------------------------------
+
+    def _compose(self, tenants: Tenants) -> None:
+        config = self.config
+        settings = router_settings(
+            config, key_seed=self._key_seed, seed=self.seed, manifest_digest=self._manifest_digest
+        )
+        self.metrics = Metrics()
+        self.receipts = ReceiptLog(config.receipts.path, rotate_mb=config.receipts.rotate_mb, keep=config.receipts.keep)
+        self.host = RouterHost(
+            Router(settings),
+            clock=monotonic_s,
+            metrics=self.metrics,
+            receipts=self.receipts,
+            replay=lambda effect: self.fleet.replay(effect),
+        )
+        self.fleet = Fleet(config, feed=self.host.feed, clock=monotonic_s, observer=self.metrics)
+        self.metrics.bind(self.status, lambda: [view.name for view in self.fleet.views()])
+        self.tokens = TokenService(self._tokenizer(), cache_mb=config.tokens.cache_mb)
+        self._pool = UpstreamPool()
+        self._port = DataPort(self._surroundings(tenants), self.fleet, tenants, self.receipts, config.affinity.header)
+
+    def _surroundings(self, tenants: Tenants) -> Surroundings:
+        timeouts = self.config.gateway.timeouts
+        return Surroundings(
+            host=self.host,
+            pool=self._pool,
+            tokens=self.tokens,
+            route_of=self._route_of,
+            timeouts=CallTimeouts(timeouts.connect_s, timeouts.first_byte_s, timeouts.idle_s),
+            total_s=timeouts.total_s,
+            draw=self.draw,
+            forwards_credentials=not tenants.keys_required,
+            spawn=self._spawn,
+        )
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.config.tokens.tokenizer is None:
+            return WorkerTokenizer(self.fleet)
+        return local_tokenizer(self.config.tokens)
+
+    def _route_of(self, name: str) -> Route:
+        upstream = self.fleet.upstream(name)
+        route = self._routes.get(name)
+        if route is None or route.upstream is not upstream:
+            route = self._routes[name] = make_route(name, upstream)
+        return route
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _listen(self, token: AdminToken) -> None:
+        gateway = self.config.gateway
+        limits = HttpLimits(header_bytes=gateway.limits.header_bytes, body_bytes=gateway.limits.body_bytes)
+        self._server = await start_server(
+            self._port.handle, host=gateway.host, port=gateway.port, limits=limits, ssl=_tls(self.config)
+        )
+        app = Admin(self, token).app(gateway.limits.body_bytes)
+        self._admin = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        await self._admin.setup()
+        await web.TCPSite(self._admin, gateway.admin_host, gateway.admin_port).start()
+
+
+def refuse_unsafe_listeners(config: Config) -> None:
+    """Raises UnsafeListener; `insecure = true` lets everything pass."""
+    gateway = config.gateway
+    if gateway.insecure:
+        return
+    keyed = any(tenant.api_keys_file is not None for tenant in config.tenants.values())
+    if gateway.host not in LOOPBACK and not (gateway.tls_cert is not None and keyed):
+        raise UnsafeListener(
+            f"`gateway.host` is `{gateway.host}`, beyond loopback, without TLS (tls_cert, tls_key) and API keys"
+            " (tenants.NAME.api_keys_file)"
+        )
+    if gateway.admin_host not in LOOPBACK:
+        raise UnsafeListener(
+            f"`gateway.admin_host` is `{gateway.admin_host}`, beyond loopback, and the admin port has no TLS"
+        )
+
+
+def _admin_token(file: Path | None) -> AdminToken:
+    return AdminToken(None if file is None else file.read_text(encoding="utf-8").strip())
+
+
+def _tls(config: Config) -> ssl.SSLContext | None:
+    if config.gateway.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(config.gateway.tls_cert, config.gateway.tls_key)
+    return context
+
+
+def _authority(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,167 @@
+"""The heads of a proxied request, both ways: what the gateway reads of them, drops, and adds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from kvrelay.core.model.effects import Dispatch
+from kvrelay.edge.connectors.base import Connector
+from kvrelay.edge.fleet.watch import Upstream
+from kvrelay.edge.http.client import Origin
+from kvrelay.edge.http.heads import CRLF, HOP_BY_HOP, Header, end_to_end
+from kvrelay.edge.system.urls import host_and_port
+
+# Made anew for the worker, or meant for us alone.
+_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"authorization", b"x-kvrelay-priority"}
+_HARMLESS_CONNECTION = frozenset((b"keep-alive", b"close", b""))
+_OURS = frozenset(
+    (b"x-kvrelay-request-id", b"x-kvrelay-worker", b"x-kvrelay-route-reason", b"x-kvrelay-matched-tokens")
+)
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}\Z")
+_SESSION_ID = re.compile(rb"[\x21-\x7e]{1,256}\Z")
+SECOND_SESSION_HEADER = b"x-dynamo-session-id"
+
+
+class RequestHead(Struct):
+    """One pass over the client's headers. `forwarded` is ready to be joined into the worker's request."""
+
+    forwarded: list[bytes]
+    authorization: bytes | None = None
+    request_id: str | None = None
+    session_id: str | None = None
+    priority: int = 0
+    encoded_body: bool = False  # compressed: no member of it can be read
+
+
+def read_head(headers: Sequence[Header], session_header: bytes) -> RequestHead:
+    """`session_header` in lower case; it goes over the other session header when both are there."""
+    head = RequestHead([])
+    second_session: bytes | None = None
+    parts = head.forwarded
+    for name, value in headers:
+        lowered = name.lower()
+        if lowered in _NOT_FORWARDED:
+            if lowered == b"authorization":
+                head.authorization = value
+            elif lowered == b"x-kvrelay-priority":
+                head.priority = _priority(value)
+            elif lowered == b"connection" and value.strip().lower() not in _HARMLESS_CONNECTION:
+                return _read_with_named_hops(headers, session_header)
+            continue
+        if lowered == session_header:
+            head.session_id = _word(_SESSION_ID, value)
+        elif lowered == SECOND_SESSION_HEADER:
+            second_session = value
+        elif lowered == b"x-request-id":
+            head.request_id = _word(_REQUEST_ID, value)
+        elif lowered == b"content-encoding":
+            head.encoded_body = value.strip().lower() != b"identity"
+        parts += (name, b": ", value, CRLF)
+    if head.session_id is None and second_session is not None:
+        head.session_id = _word(_SESSION_ID, second_session)
+    return head
+
+
+def _read_with_named_hops(headers: Sequence[Header], session_header: bytes) -> RequestHead:
+    """`Connection` names further headers that end here; rare, so it may take a second pass."""
+    return read_head(_keeping_ours(headers), session_header)
+
+
+def _keeping_ours(headers: Sequence[Header]) -> list[Header]:
+    """Our credential check must not be switched off by naming the credential in `Connection`."""
+    credentials = [header for header in headers if header[0].lower() == b"authorization"]
+    rest = [header for header in end_to_end(headers) if header[0].lower() != b"authorization"]
+    return credentials + rest
+
+
+class Route(Struct, frozen=True):
+    """A worker, prepared for the request path. Holds its key: never log it."""
+
+    upstream: Upstream
+    origin: Origin
+    base_path: bytes
+    host_line: bytes
+    authorization_line: bytes | None
+    worker_header: Header
+    connector: Connector
+
+
+def make_route(name: str, upstream: Upstream) -> Route:
+    host, port = host_and_port(upstream.url)
+    parts = urlsplit(upstream.url)
+    key = {header.lower(): value for header, value in upstream.headers.items()}.get("authorization")
+    return Route(
+        upstream=upstream,
+        origin=Origin(host, port, tls=parts.scheme == "https"),
+        base_path=parts.path.encode("latin-1"),
+        host_line=b" HTTP/1.1\r\nhost: " + parts.netloc.encode("latin-1") + CRLF,
+        authorization_line=None if key is None else b"authorization: " + key.encode("latin-1") + CRLF,
+        worker_header=(b"x-kvrelay-worker", name.encode("latin-1")),
+        connector=upstream.connector,
+    )
+
+
+def worker_request(
+    route: Route, *, method: str, target: str, forwarded: Sequence[bytes], extra: bytes, body: bytes
+) -> bytes:
+    """The whole request as the worker gets it. `extra` has complete header lines of ours."""
+    length = b"content-length: %d\r\n" % len(body) if body or method in ("POST", "PUT", "PATCH") else b""
+    return b"".join(
+        (
+            method.encode("latin-1"),
+            b" ",
+            route.base_path,
+            target.encode("latin-1"),
+            route.host_line,
+            *forwarded,
+            route.authorization_line or b"",
+            extra,
+            length,
+            CRLF,
+            body,
+        )
+    )
+
+
+def client_headers(headers: Sequence[Header], request_id: str, dispatch: Dispatch, route: Route) -> list[Header]:
+    """The worker's headers that may pass, and ours behind them."""
+    passed = [header for header in end_to_end(headers) if header[0].lower() not in _OURS]
+    passed += (
+        (b"x-kvrelay-request-id", request_id.encode("latin-1")),
+        route.worker_header,
+        (b"x-kvrelay-route-reason", dispatch.reason.encode("latin-1")),
+    )
+    if dispatch.matched_tokens is not None:
+        passed.append((b"x-kvrelay-matched-tokens", b"%d" % dispatch.matched_tokens))
+    return passed
+
+
+def retry_after_s(headers: Sequence[Header]) -> float | None:
+    """Only the form in seconds; a date says nothing that we could use."""
+    for name, value in headers:
+        if len(name) == 11 and name.lower() == b"retry-after" and value.strip().isdigit():
+            return float(value)
+    return None
+
+
+def is_event_stream(headers: Sequence[Header]) -> bool:
+    for name, value in headers:
+        if len(name) == 12 and name.lower() == b"content-type":
+            return value.lower().startswith(b"text/event-stream")
+    return False
+
+
+def _priority(value: bytes) -> int:
+    try:
+        return max(-1000, min(1000, int(value)))
+    except ValueError:
+        return 0
+
+
+def _word(pattern: re.Pattern[bytes], value: bytes) -> str | None:
+    value = value.strip()
+    return value.decode("ascii") if pattern.match(value) else None

@@ -1,0 +1,174 @@
+"""Drives the router: events in, effects out, effects into I/O. It decides nothing.
+
+An effect can cause the next event while it is being performed (a kept connection accepts a request at once). Such
+events wait until the effects at hand are done, so the router never sees one step inside another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from kvrelay.core.model.effects import (
+    BreakOff,
+    CancelAttempt,
+    Dispatch,
+    Effect,
+    PassThrough,
+    Refuse,
+    Report,
+    RequestReplay,
+    WakeAt,
+    WriteReceipt,
+)
+from kvrelay.core.model.events import DecisionTimed, Event, RequestArrived, WokeUp
+from kvrelay.core.routing.router import Router
+from kvrelay.edge.observe.metrics import Metrics
+from kvrelay.edge.observe.receipt_log import ReceiptLog
+
+log = logging.getLogger(__name__)
+
+SWEEP_INTERVAL_S = 0.25
+
+
+class HostedRequest(Protocol):
+    """A live client request, as the router's effects address it."""
+
+    deadline_s: float
+
+    def dispatch(self, effect: Dispatch) -> None: ...
+    def refuse(self, effect: Refuse) -> None: ...
+    def pass_through(self) -> None: ...
+    def break_off(self, effect: BreakOff) -> None: ...
+    def cancel(self) -> None: ...
+    def expire(self) -> None: ...
+
+
+class RouterHost:
+    """One router, one event loop. `requests` holds whoever awaits effects, oldest first."""
+
+    def __init__(
+        self,
+        router: Router,
+        *,
+        clock: Callable[[], float],
+        metrics: Metrics,
+        receipts: ReceiptLog,
+        replay: Callable[[RequestReplay], None],
+    ) -> None:
+        self.router = router
+        self.requests: dict[str, HostedRequest] = {}
+        self.clock = clock
+        self._metrics = metrics
+        self._receipts = receipts
+        self._loop = asyncio.get_running_loop()
+        self._pending: deque[Event] = deque()
+        self._stepping = False
+        self._wakes: set[asyncio.TimerHandle] = set()
+        self._sweeper = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
+        self._actions: dict[type[Any], Callable[[Any], None]] = {
+            Dispatch: self._dispatch,
+            Refuse: self._refuse,
+            PassThrough: self._pass_through,
+            BreakOff: self._break_off,
+            CancelAttempt: self._cancel,
+            RequestReplay: replay,
+            WakeAt: self._wake_at,
+            WriteReceipt: self._write_receipt,
+            Report: self._report,
+        }
+
+    def feed(self, event: Event) -> None:
+        """One event into the router, its effects into the world. In the event loop only."""
+        if self._stepping:
+            self._pending.append(event)
+            return
+        self._stepping = True
+        try:
+            self._step(event)
+            while self._pending:
+                self._step(self._pending.popleft())
+        finally:
+            self._stepping = False
+
+    def close(self) -> None:
+        """No timers after this."""
+        self._sweeper.cancel()
+        for wake in self._wakes:
+            wake.cancel()
+        self._wakes.clear()
+
+    def _step(self, event: Event) -> None:
+        if type(event) is RequestArrived:
+            self._decide(event)
+            return
+        actions = self._actions
+        for effect in self.router.step(self.clock(), event):
+            actions[type(effect)](effect)
+
+    def _decide(self, arrived: RequestArrived) -> None:
+        """The step that routes is timed: the figure belongs into the receipt."""
+        now_s = self.clock()
+        began = time.perf_counter_ns()
+        effects = self.router.step(now_s, arrived)
+        decision_us = (time.perf_counter_ns() - began) / 1000
+        if arrived.request_id in self.requests and not _ends_at_once(effects):
+            self._pending.append(DecisionTimed(arrived.request_id, decision_us))
+        for effect in effects:
+            self._actions[type(effect)](effect)
+
+    # --- effects -----------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, effect: Dispatch) -> None:
+        self.requests[effect.request_id].dispatch(effect)
+
+    def _refuse(self, effect: Refuse) -> None:
+        self.requests[effect.request_id].refuse(effect)
+
+    def _pass_through(self, effect: PassThrough) -> None:
+        self.requests[effect.request_id].pass_through()
+
+    def _break_off(self, effect: BreakOff) -> None:
+        self.requests[effect.request_id].break_off(effect)
+
+    def _cancel(self, effect: CancelAttempt) -> None:
+        self.requests[effect.request_id].cancel()
+
+    def _wake_at(self, effect: WakeAt) -> None:
+        wake: asyncio.TimerHandle
+
+        def ring() -> None:
+            self._wakes.discard(wake)
+            self.feed(WokeUp())
+
+        wake = self._loop.call_later(max(0.0, effect.at - self.clock()), ring)
+        self._wakes.add(wake)
+
+    def _write_receipt(self, effect: WriteReceipt) -> None:
+        """The last effect of every request: from here on nothing addresses it."""
+        self.requests.pop(effect.receipt.request_id, None)
+        self._receipts.write(effect.receipt)
+        self._metrics.observe_receipt(effect.receipt)
+
+    def _report(self, effect: Report) -> None:
+        self._metrics.count_report(effect)
+        log.info("%s worker=%s count=%d %s", effect.kind, effect.worker or "-", effect.count, effect.detail)
+
+    # --- deadlines ---------------------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        """All requests have the same total time, so the oldest is always the first to run out."""
+        now_s = self.clock()
+        for request in tuple(self.requests.values()):
+            if request.deadline_s > now_s:
+                break
+            request.expire()
+        self._sweeper = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
+
+
+def _ends_at_once(effects: tuple[Effect, ...]) -> bool:
+    return any(type(effect) is WriteReceipt for effect in effects)

@@ -1,0 +1,346 @@
+"""The life of one client request between its exchange, the router and a worker.
+
+    begin -> (tokens) -> RequestArrived -> dispatch -> head -> body ... -> end -> RequestFinished
+                                             ^          |
+                                             +-- AttemptFailed, until the first body byte
+
+The worker's head is kept back until its first body byte: until then another worker can still take over unseen.
+Answers that say "not now" or "I failed" (429, 5xx) are kept back whole, for the router to retry or to pass through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from kvrelay.core.model.effects import BreakOff, Dispatch, Refuse
+from kvrelay.core.model.events import (
+    AttemptAccepted,
+    AttemptFailed,
+    ClientLeft,
+    FirstByteRelayed,
+    FirstTokenSeen,
+    RequestArrived,
+    RequestFinished,
+)
+from kvrelay.core.model.prompt import Prompt, Tenant, Usage
+from kvrelay.core.model.units import Fault
+from kvrelay.edge.gateway.heads import (
+    RequestHead,
+    Route,
+    client_headers,
+    is_event_stream,
+    retry_after_s,
+    worker_request,
+)
+from kvrelay.edge.gateway.host import RouterHost
+from kvrelay.edge.gateway.openai import RequestBody, Unscored, read_body, with_salt
+from kvrelay.edge.gateway.scoring import prompt_at_once, prompt_in_time
+from kvrelay.edge.gateway.stream import StreamWatch
+from kvrelay.edge.gateway.tokenize import TokenService
+from kvrelay.edge.http.client import Call, CallTimeouts, UpstreamPool
+from kvrelay.edge.http.exchange import Exchange
+from kvrelay.edge.http.heads import Header
+
+JSON: Header = (b"content-type", b"application/json")
+MAX_HELD_BYTES = 1024 * 1024
+MAX_COUNTED_BODY_BYTES = 8 * 1024 * 1024
+BACK_PRESSURE_STATUS = frozenset((429, 503))
+
+
+class Surroundings(Struct, frozen=True):
+    """What all requests of a gateway share."""
+
+    host: RouterHost
+    pool: UpstreamPool
+    tokens: TokenService
+    route_of: Callable[[str], Route]
+    timeouts: CallTimeouts
+    total_s: float
+    draw: Callable[[], int]
+    forwards_credentials: bool
+    spawn: Callable[[Any], asyncio.Task[None]]
+
+
+class ClientRequest:
+    """Listens to its worker's answer, is addressed by the router's effects, and hears when its client leaves."""
+
+    __slots__ = (
+        "_around",
+        "_attempt",
+        "_body",
+        "_call",
+        "_counted",
+        "_counted_bytes",
+        "_dispatch",
+        "_exchange",
+        "_head",
+        "_held",
+        "_held_bytes",
+        "_relaying",
+        "_request_id",
+        "_route",
+        "_status",
+        "_tenant",
+        "_upstream_headers",
+        "_waiting",
+        "_watch",
+        "deadline_s",
+    )
+
+    _upstream_headers: list[Header]
+    _held: list[bytes]
+    _counted: list[bytes]
+    _watch: StreamWatch | None
+
+    def __init__(
+        self, around: Surroundings, exchange: Exchange, head: RequestHead, request_id: str, tenant: Tenant
+    ) -> None:
+        self.deadline_s = around.host.clock() + around.total_s
+        self._around = around
+        self._exchange = exchange
+        self._head = head
+        self._request_id = request_id
+        self._tenant = tenant
+        self._body = exchange.body
+        self._waiting: asyncio.Task[None] | None = None
+        self._call: Call | None = None
+        self._dispatch: Dispatch | None = None
+        self._route: Route | None = None
+        self._attempt = 0
+        self._relaying = False
+        self._forget_answer()
+
+    # --- from arrival to the router ----------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        exchange = self._exchange
+        exchange.on_gone = self._client_left
+        exchange.on_flow = self._client_flow
+        self._around.host.requests[self._request_id] = self
+        body, salt = self._read_body()
+        router = self._around.host.router
+        prompt = prompt_at_once(router, self._around.tokens, body, router.adapter_of(body.model), salt)
+        if prompt is None:
+            self._waiting = self._around.spawn(self._score_and_arrive(body, salt))
+        else:
+            self._arrive(body, prompt)
+
+    def _read_body(self) -> tuple[RequestBody, str | None]:
+        """What the body says, and the salt that the engine will see."""
+        if self._head.encoded_body:
+            return RequestBody(Unscored("compressed_body")), None
+        body = read_body(self._exchange.path, self._body)
+        if self._tenant.salt is None:
+            return body, body.cache_salt
+        salted = with_salt(self._body, self._tenant.salt)
+        if salted is None:
+            return body, None
+        self._body, salt = salted
+        return body, salt
+
+    async def _score_and_arrive(self, body: RequestBody, salt: str | None) -> None:
+        prompt = await prompt_in_time(self._around.host.router, self._around.tokens, body, salt)
+        self._waiting = None
+        self._arrive(body, prompt)
+
+    def _arrive(self, body: RequestBody, prompt: Prompt) -> None:
+        host = self._around.host
+        host.feed(
+            RequestArrived(
+                request_id=self._request_id,
+                prompt=prompt,
+                model=body.model,
+                adapter=host.router.adapter_of(body.model),
+                session_id=self._head.session_id,
+                tenant=self._tenant,
+                path=self._exchange.path,
+                expected_output_tokens=body.expected_output_tokens,
+                priority=self._head.priority,
+                draw=self._around.draw(),
+            )
+        )
+
+    # --- what the router asks for ------------------------------------------------------------------------------------
+
+    def dispatch(self, effect: Dispatch) -> None:
+        if self._exchange.gone:  # left while its prompt was being tokenized
+            self._around.host.feed(ClientLeft(self._request_id))
+            return
+        self._forget_answer()
+        self._dispatch = effect
+        self._attempt = effect.attempt
+        self._route = route = self._around.route_of(effect.worker.name)
+        payload = worker_request(
+            route,
+            method=self._exchange.method,
+            target=self._exchange.target,
+            forwarded=self._head.forwarded,
+            extra=self._extra_lines(route, effect),
+            body=self._body,
+        )
+        self._call = self._around.pool.request(
+            route.origin, payload, self, self._around.timeouts, head=self._exchange.method == "HEAD"
+        )
+
+    def refuse(self, effect: Refuse) -> None:
+        self.cancel()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"x-kvrelay-request-id", self._request_id.encode("latin-1")),
+        ]
+        if effect.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % math.ceil(effect.retry_after_s)))
+        message = f"no worker answered this request: {effect.reason}"
+        self._exchange.respond(effect.http_status, headers, error_body(message, "kvrelay_error", effect.http_status))
+
+    def pass_through(self) -> None:
+        assert self._dispatch is not None and self._route is not None
+        headers = client_headers(self._upstream_headers, self._request_id, self._dispatch, self._route)
+        body = b"".join(self._held)
+        self._exchange.respond(self._status, [each for each in headers if each[0].lower() != b"content-length"], body)
+
+    def break_off(self, effect: BreakOff) -> None:
+        self.cancel()
+        self._exchange.abort()
+
+    def cancel(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.abort()
+
+    def expire(self) -> None:
+        """The total time is over."""
+        self.deadline_s = math.inf
+        self.cancel()
+        self._fail(Fault.TOTAL_TIMEOUT, "the request took longer than it may in all")
+
+    # --- what the worker answers -------------------------------------------------------------------------------------
+
+    def on_accepted(self) -> None:
+        self._around.host.feed(AttemptAccepted(self._request_id, self._attempt))
+
+    def on_head(self, status: int, headers: list[Header]) -> None:
+        self._status = status
+        self._upstream_headers = headers
+        if status == 429 or status >= 500:
+            return
+        self._watch = StreamWatch() if is_event_stream(headers) else None
+
+    def on_data(self, data: bytes) -> None:
+        if self._status == 429 or self._status >= 500:
+            self._hold(data)
+            return
+        if not self._relaying:
+            self._start_relaying()
+        self._exchange.write(data)
+        watch = self._watch
+        if watch is None:
+            self._count(data)
+        elif watch.take(data, self._around.host.clock()):
+            self._around.host.feed(FirstTokenSeen(self._request_id))
+
+    def on_end(self) -> None:
+        self._call = None
+        if self._status == 429 or self._status >= 500:
+            fault = Fault.BACK_PRESSURE if self._status in BACK_PRESSURE_STATUS else Fault.SERVER_ERROR
+            self._fail(fault, "", http_status=self._status, retry_after=retry_after_s(self._upstream_headers))
+            return
+        if not self._relaying:
+            self._start_relaying()
+        self._exchange.finish()
+        gaps_ms = () if self._watch is None else tuple(self._watch.gaps_ms)
+        self._around.host.feed(RequestFinished(self._request_id, self._status, self._usage(), gaps_ms))
+
+    def on_error(self, fault: Fault, detail: str) -> None:
+        self._call = None
+        self._fail(fault, detail)
+
+    # --- what the client does ----------------------------------------------------------------------------------------
+
+    def _client_left(self) -> None:
+        if self._waiting is not None:
+            return  # it has not arrived yet; `dispatch` will find the client gone
+        gaps_ms = () if self._watch is None else tuple(self._watch.gaps_ms)
+        self._around.host.feed(ClientLeft(self._request_id, gaps_ms))
+
+    def _client_flow(self, wanted: bool) -> None:
+        if self._call is not None:
+            self._call.set_flow(wanted)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _forget_answer(self) -> None:
+        self._status = 0
+        self._upstream_headers = []
+        self._held = []
+        self._held_bytes = 0
+        self._counted = []
+        self._counted_bytes = 0
+        self._watch = None
+
+    def _extra_lines(self, route: Route, effect: Dispatch) -> bytes:
+        lines = b""
+        if route.authorization_line is None and self._around.forwards_credentials:
+            credential = self._head.authorization
+            if credential is not None:
+                lines += b"authorization: %b\r\n" % credential
+        if self._head.request_id is None:
+            lines += b"x-request-id: %b\r\n" % self._request_id.encode("latin-1")
+        if effect.rank is not None:
+            lines += b"x-data-parallel-rank: %d\r\n" % effect.rank
+        return lines
+
+    def _start_relaying(self) -> None:
+        assert self._dispatch is not None and self._route is not None
+        self._relaying = True
+        headers = client_headers(self._upstream_headers, self._request_id, self._dispatch, self._route)
+        self._exchange.start(self._status, headers)
+        self._around.host.feed(FirstByteRelayed(self._request_id))
+
+    def _hold(self, data: bytes) -> None:
+        self._held_bytes += len(data)
+        if self._held_bytes <= MAX_HELD_BYTES:
+            self._held.append(data)
+        else:
+            self._held = []  # no error message is that long
+
+    def _count(self, data: bytes) -> None:
+        """A whole answer is read for its counts at its end, unless it is so large that none are to be expected."""
+        self._counted_bytes += len(data)
+        if self._counted_bytes <= MAX_COUNTED_BODY_BYTES:
+            self._counted.append(data)
+        else:
+            self._counted = []
+
+    def _usage(self) -> Usage:
+        assert self._route is not None
+        if self._watch is not None:
+            return self._route.connector.usage_from_sse(self._watch.tail())
+        if self._status >= 400 or not self._counted:
+            return Usage()
+        return self._route.connector.usage_from_body(b"".join(self._counted))
+
+    def _fail(
+        self, fault: Fault, detail: str, *, http_status: int | None = None, retry_after: float | None = None
+    ) -> None:
+        self._around.host.feed(
+            AttemptFailed(
+                self._request_id,
+                self._attempt,
+                fault,
+                http_status=http_status,
+                retry_after_s=retry_after,
+                detail=detail,
+            )
+        )
+
+
+def error_body(message: str, kind: str, code: int) -> bytes:
+    """The shape in which OpenAI clients expect an error."""
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": None, "code": code}})

@@ -1,0 +1,46 @@
+"""From a readable body to the prompt that the router gets: its length and its block keys."""
+
+from __future__ import annotations
+
+from kvrelay.core.model.prompt import Prompt, TokenIds
+from kvrelay.core.routing.router import Router
+from kvrelay.edge.gateway.openai import RequestBody, TextPrompt, TokenPrompt, Unscored
+from kvrelay.edge.gateway.tokenize import TokenService
+
+
+def prompt_at_once(
+    router: Router, tokens: TokenService, body: RequestBody, adapter: str | None, salt: str | None
+) -> Prompt | None:
+    """None: the prompt is a text whose tokens are not known yet, see `prompt_in_time`."""
+    prompt = body.prompt
+    match prompt:
+        case TokenPrompt():
+            return make_prompt(router, prompt.token_ids, prompt.total_tokens, adapter=adapter, salt=salt)
+        case Unscored():
+            return Prompt(None, {}, prompt.because)
+        case TextPrompt():
+            token_ids = tokens.cached(prompt, body.model)
+            if token_ids is None:
+                return None
+            return make_prompt(router, token_ids, len(token_ids), adapter=adapter, salt=salt)
+
+
+async def prompt_in_time(router: Router, tokens: TokenService, body: RequestBody, salt: str | None) -> Prompt:
+    """Asks the tokenizer if need be, for as long as it may take; unscored with a reason otherwise."""
+    at_once = prompt_at_once(router, tokens, body, router.adapter_of(body.model), salt)
+    if at_once is not None:
+        return at_once
+    assert isinstance(body.prompt, TextPrompt)
+    found = await tokens.token_ids(body.prompt, body.model)
+    if isinstance(found, Unscored):
+        return Prompt(None, {}, found.because)
+    return make_prompt(router, found, len(found), adapter=router.adapter_of(body.model), salt=salt)
+
+
+def make_prompt(
+    router: Router, token_ids: TokenIds, total_tokens: int, *, adapter: str | None, salt: str | None
+) -> Prompt:
+    """Keys of `token_ids` for every block size in use; `total_tokens` is what the worker will have to compute."""
+    keyer = router.keyer
+    keys = {size: keyer.prompt_keys(token_ids, size, adapter=adapter, salt=salt) for size in router.block_sizes()}
+    return Prompt(total_tokens, keys)

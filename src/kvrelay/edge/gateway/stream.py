@@ -1,0 +1,52 @@
+"""What passes by in a streamed answer: the first token, the gaps, and the end where the counts are.
+
+Chunks are never parsed one by one; a search for the first text and the last few chunks are enough.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+MAX_GAPS = 512
+TAIL_CHUNKS = 8
+TAIL_BYTES = 64 * 1024
+
+# A member that carries generated text (not empty), ids or a tool call. A chunk with only a role has none of them.
+_FIRST_TOKEN = re.compile(
+    rb'"(?:text|content|reasoning_content|reasoning|arguments|delta)"\s*:\s*"[^"]'
+    rb'|"(?:token_ids|tool_calls)"\s*:\s*\[\s*[^\]\s]'
+)
+_OVERLAP_BYTES = 64  # a member can be cut in two by the network
+
+
+class StreamWatch:
+    """One per streamed answer."""
+
+    __slots__ = ("_carry", "_last_s", "_tail", "gaps_ms", "saw_token")
+
+    def __init__(self) -> None:
+        self.saw_token = False
+        self.gaps_ms: list[float] = []
+        self._last_s = 0.0
+        self._carry = b""
+        self._tail: deque[bytes] = deque(maxlen=TAIL_CHUNKS)
+
+    def take(self, data: bytes, now_s: float) -> bool:
+        """Note a chunk. True once: the first token is in it."""
+        self._tail.append(data)
+        if self.saw_token:
+            if len(self.gaps_ms) < MAX_GAPS:
+                self.gaps_ms.append(round((now_s - self._last_s) * 1000, 3))
+            self._last_s = now_s
+            return False
+        if _FIRST_TOKEN.search(self._carry + data) is None:
+            self._carry = (self._carry + data)[-_OVERLAP_BYTES:]
+            return False
+        self.saw_token = True
+        self._carry = b""
+        self._last_s = now_s
+        return True
+
+    def tail(self) -> bytes:
+        return b"".join(self._tail)[-TAIL_BYTES:]
