@@ -133,6 +133,12 @@ def test_a_worker_starts_within_half_a_cpu_second(shared_worker: RunningWorker) 
     assert cpu_s < 1.5, "0.3 s on an idle machine; the bound allows for a noisy one"
 
 
+def test_a_worker_imports_nothing_heavy() -> None:
+    script = "import sys, kvrelay.edge.worker.process; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout.decode().split()
+    assert {"aiohttp", "pydantic", "typer", "rich", "prometheus_client"}.isdisjoint(loaded)
+
+
 async def test_a_fleet_is_an_async_context_too() -> None:
     async with MockFleet([MockSpec()]) as fleet:
         pid = fleet.workers[0].pid
