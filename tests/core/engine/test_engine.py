@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.core.engine.engines import BLOCK, Drive, make_engine, request, tokens
 
 from kvrelay.core.contract.keys import Keyer
 from kvrelay.core.engine.engine import (
@@ -25,6 +24,7 @@ from kvrelay.core.engine.engine import (
     TokenMade,
 )
 from kvrelay.core.model.events import BlocksCleared, BlocksRemoved, BlocksStored
+from tests.core.engine.engines import BLOCK, Drive, make_engine, request, tokens
 
 
 def stored(batch: PublishBatch) -> list[BlocksStored]:

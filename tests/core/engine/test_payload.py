@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tests.core.engine.engines import BLOCK, tokens
-
 from kvrelay.core.contract.keys import Keyer
 from kvrelay.core.engine.payload import PAYLOAD_BYTES, PayloadModel
+from tests.core.engine.engines import BLOCK, tokens
 
 
 def test_roots_are_tagged_by_kind() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.engine.engines import Drive, make_engine, request, tokens
 
 from kvrelay.core.engine.engine import Aborted, Admitted, Finished, Preempted, StepStarted
 from kvrelay.core.engine.scheduler import Plan
+from tests.core.engine.engines import Drive, make_engine, request, tokens
 
 
 def parts(drive: Drive) -> list[tuple[str, int]]:
