@@ -77,7 +77,7 @@ def test_bad_values_unsupported_ones_and_unreadable_files(run: Any) -> None:
         "  legal: `cache_load`, `least_load`, `random`, `round_robin`, `sticky`\n"
         "hint: did you mean `cache_load`?\n"
         "error: `retry.migrate` is `true` (from environment KVRELAY_RETRY__MIGRATE)\n"
-        "  not supported in this version; supported: `False`\n"
+        "  not supported in this version; supported: `false`\n"
     )
     assert run("show", "-c", "absent.toml").stderr == (
         "error: cannot read the configuration file `absent.toml`\n  No such file or directory\n"

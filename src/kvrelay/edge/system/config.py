@@ -241,7 +241,7 @@ def _problem(details: ErrorDetails, layers: _Layers) -> Problem:
         case "missing":
             return Problem("missing", dotted, source, legal=f"every entry has its `{details['loc'][-1]}`")
         case "unsupported":
-            supported = ", ".join(f"`{value}`" for value in details["ctx"]["supported"])
+            supported = ", ".join(f"`{_shown(value)}`" for value in details["ctx"]["supported"])
             return Problem("unsupported", dotted, source, received, legal=supported)
         case "literal_error" | "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
             info = _field_at(details["loc"])

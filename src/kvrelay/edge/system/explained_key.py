@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal, get_args, get_origin
 
 import annotated_types
 from msgspec import Struct, structs
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+
+from kvrelay.edge.system.sections import Supported
 
 UNITS = {"s": "seconds", "ms": "milliseconds", "mb": "MiB", "bytes": "bytes", "ratio": "ratio"}
 LIMITS = {annotated_types.Ge: "at least", annotated_types.Gt: "more than", annotated_types.Le: "at most"}
@@ -52,6 +55,9 @@ def _default(info: FieldInfo) -> Any:
 
 def legal_values(info: FieldInfo) -> str:
     """The names or the range that a key takes; empty where its type says it all."""
+    supported = _supported(info)
+    if supported:
+        return ", ".join(f"`{json.dumps(value)}`" for value in supported) + " in this version"
     names = [f"`{name}`" for name in _literal_names(info.annotation)]
     limits = [
         f"{words} {getattr(limit, kind.__name__.lower())}"
@@ -60,6 +66,13 @@ def legal_values(info: FieldInfo) -> str:
         if isinstance(limit, kind)
     ]
     return ", ".join(names or limits)
+
+
+def _supported(info: FieldInfo) -> tuple[object, ...]:
+    for entry in info.metadata:
+        if isinstance(entry, AfterValidator) and isinstance(entry.func, Supported):
+            return entry.func.values
+    return ()
 
 
 def _literal_names(annotation: Any) -> tuple[str, ...]:

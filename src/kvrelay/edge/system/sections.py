@@ -37,13 +37,20 @@ def key(default: Any, meaning: str, effect: str, **limits: Any) -> Any:
     return Field(default, description=meaning, json_schema_extra={"effect": effect}, **limits)
 
 
-def _only(*supported: object) -> AfterValidator:
-    def check(value: Any) -> Any:
-        if value not in supported:
-            raise PydanticCustomError("unsupported", "supported: {supported}", {"supported": list(supported)})
+class Supported:
+    """Accepts the values that have an effect in this version, and refuses the published others."""
+
+    def __init__(self, *values: object) -> None:
+        self.values = values
+
+    def __call__(self, value: Any) -> Any:
+        if value not in self.values:
+            raise PydanticCustomError("unsupported", "supported: {supported}", {"supported": list(self.values)})
         return value
 
-    return AfterValidator(check)
+
+def _only(*values: object) -> AfterValidator:
+    return AfterValidator(Supported(*values))
 
 
 def _worker_url(value: Any) -> Any:
