@@ -11,8 +11,6 @@ from kvrelay.edge.http.limits import HttpLimits
 from kvrelay.edge.http.server import Exchange
 from tests.edge.http.raw import connect, send_and_read, serving
 
-pytestmark = pytest.mark.timeout(60, method="thread")  # the signal method and uvloop do not go together
-
 GET = b"GET /a?b=1 HTTP/1.1\r\nHost: x\r\n\r\n"
 CLOSE = b"GET /last HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 

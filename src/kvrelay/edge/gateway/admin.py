@@ -1,4 +1,4 @@
-"""The admin port: what an operator, a dashboard or a check may ask of a running gateway, and what may be changed live."""
+"""The admin port: what an operator, a dashboard or a check may ask of a running gateway, and change live."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Admin:
     # --- requests and sessions ---------------------------------------------------------------------------------------
 
     async def _match(self, request: web.Request) -> web.Response:
-        """What would happen to this request body; nothing is dispatched. `?path=` names another path than it implies."""
+        """What would happen to this request body; nothing is dispatched. `?path=` says which path it is meant for."""
         raw = await request.read()
         default = "/v1/chat/completions" if b'"messages"' in raw else "/v1/completions"
         path = request.query.get("path", default)

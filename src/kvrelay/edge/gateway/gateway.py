@@ -20,6 +20,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from kvrelay import __version__
+from kvrelay.core.model.effects import RequestReplay
 from kvrelay.core.routing.router import Router
 from kvrelay.core.routing.status import RouterStatus
 from kvrelay.edge.fleet.static import Fleet
@@ -174,7 +175,7 @@ class Gateway:
             clock=monotonic_s,
             metrics=self.metrics,
             receipts=self.receipts,
-            replay=lambda effect: self.fleet.replay(effect),
+            replay=self._replay,
         )
         self.fleet = Fleet(config, feed=self.host.feed, clock=monotonic_s, observer=self.metrics)
         self.metrics.bind(self.status, lambda: [view.name for view in self.fleet.views()])
@@ -200,6 +201,9 @@ class Gateway:
         if self.config.tokens.tokenizer is None:
             return WorkerTokenizer(self.fleet)
         return local_tokenizer(self.config.tokens)
+
+    def _replay(self, effect: RequestReplay) -> None:
+        self.fleet.replay(effect)  # host and fleet need each other; the fleet is made second
 
     def _route_of(self, name: str) -> Route:
         upstream = self.fleet.upstream(name)

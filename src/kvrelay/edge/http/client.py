@@ -16,7 +16,7 @@ import asyncio
 import socket
 import ssl as ssl_module
 from collections import deque
-from typing import Protocol
+from typing import Protocol, cast
 
 import httptools
 from msgspec import Struct
@@ -321,7 +321,7 @@ class UpstreamConnection(asyncio.Protocol):
     # --- transport callbacks -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass of it
         self._transport = transport
         transport.set_write_buffer_limits(high=self._pool.limits.write_buffer_bytes)
         raw = transport.get_extra_info("socket")
