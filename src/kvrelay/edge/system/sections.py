@@ -248,7 +248,9 @@ class AffinitySection(Section):
         le=604_800,
     )
     hard: bool = key(
-        False, "Wait for a bound worker's return instead of moving.", "true: no answer while that worker is down."
+        False,
+        "Refuse rather than move a session whose worker cannot take it.",
+        "true: its turns are refused while that worker is down.",
     )
 
 
