@@ -20,7 +20,11 @@ def publisher(context: zmq.Context, endpoint: str = "tcp://127.0.0.1:*") -> tupl
     socket = context.socket(zmq.PUB)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, 0)
-    socket.bind(endpoint)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError:
+        socket.close(linger=0)
+        raise
     return socket, socket.getsockopt(zmq.LAST_ENDPOINT).decode()
 
 
