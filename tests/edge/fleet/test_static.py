@@ -73,7 +73,7 @@ async def running(*workers: WorkerConfig, interval_s: float = 0.05) -> AsyncIter
         yield Running(fleet, fed, metrics)
     finally:
         await fleet.stop()
-    assert len(asyncio.all_tasks()) <= 1 + len([task for task in asyncio.all_tasks() if "_serve_replay" in repr(task)])
+    assert [task for task in asyncio.all_tasks() if "WorkerWatch" in repr(task.get_coro())] == []
 
 
 async def test_a_worker_joins_with_what_it_said_of_itself_and_is_then_probed() -> None:
