@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-real lint bench coverage-matrix clean
+.PHONY: demo test test-real lint bench coverage-matrix chromium clean
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -15,8 +15,12 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(BIN)/kvrelay demo
 
-test: lint
+test: lint chromium
 	$(BIN)/python -m pytest -m "not real"
+
+# Suites against real engines and servers; they prepare what they need themselves.
+test-real: $(STAMP)
+	$(BIN)/python -m pytest -m real
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests bench
@@ -29,6 +33,13 @@ bench: $(STAMP)
 
 coverage-matrix: $(STAMP)
 	@$(BIN)/python -m tests.coverage_matrix
+
+# The report page is tested in a real browser, from the distribution's package.
+chromium:
+	@command -v chromium >/dev/null || { \
+	  echo "installing chromium (Debian package) for the page tests ..." >&2; \
+	  as_root=$$(test "$$(id -u)" = 0 || echo sudo); \
+	  $$as_root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq chromium >/dev/null; }
 
 clean:
 	rm -rf $(VENV) dist build

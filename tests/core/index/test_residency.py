@@ -308,7 +308,8 @@ def test_look_ups_equal_brute_force_on_long_random_chains(index):
     for _ in range(50):
         cut = int(rng.integers(1, 300))
         asked = trunk[:cut] + rng.integers(50, 99, 5).tolist()
-        brute = [next((i for i, (a, b) in enumerate(zip(asked, c)) if a != b), min(len(asked), len(c))) for c in held]
+        shared = [[a == b for a, b in zip(asked, chain, strict=False)] for chain in held]
+        brute = [equal.index(False) if False in equal else len(equal) for equal in shared]
         assert depths(index, asked) == brute
 
 
