@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -81,6 +82,7 @@ async def _run_arms(
 ) -> list[ArmOutcome]:
     outcomes: list[ArmOutcome] = []
     write_manifest(out, manifest)
+    shutil.rmtree(out / "arms", ignore_errors=True)  # of an earlier run: its receipts must not be counted again
     with (out / "samples.jsonl").open("wb", buffering=0) as log:
 
         def keep(sample: Sample) -> None:

@@ -14,6 +14,8 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 
+from kvrelay.core.model.units import IndexState
+
 STOP_TIMEOUT_S = 6.0
 POLL_S = 0.05
 
@@ -103,8 +105,13 @@ class GatewayProcess:
 
 
 def _all_live(status: dict[str, Any], names: Sequence[str]) -> bool:
-    workers = {worker.get("name"): worker for worker in status.get("workers", ())}
-    return all(workers.get(name, {}).get("routable") for name in names)
+    workers = {worker["name"]: worker for worker in status.get("workers", ())}
+    return all(
+        name in workers
+        and workers[name]["routable"]
+        and all(target["index_state"] == IndexState.LIVE for target in workers[name]["targets"])
+        for name in names
+    )
 
 
 def _kill_group(group: int) -> None:

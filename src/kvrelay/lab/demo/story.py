@@ -24,9 +24,10 @@ def telling_receipt(measured: Measured) -> Receipt | None:
     return max(cache_aware or receipts, key=_lesson, default=None)
 
 
-def _lesson(receipt: Receipt) -> tuple[bool, int, int]:
+def _lesson(receipt: Receipt) -> tuple[int, int, int]:
     actual = receipt.actual_cached_tokens
-    if actual is None:
-        return (False, -1, -1)
+    if actual is None or receipt.gate_loss_tokens is None:
+        return (-1, -1, -1)
     spilled = receipt.route_reason == RouteReason.CACHE_SPILL
-    return (spilled, abs((receipt.matched_tokens_at_route or 0) - actual), actual)
+    given_up_tokens = receipt.gate_loss_tokens.route if spilled else 0
+    return (given_up_tokens, abs((receipt.matched_tokens_at_route or 0) - actual), actual)

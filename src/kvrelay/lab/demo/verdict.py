@@ -10,6 +10,11 @@ from kvrelay.lab.demo.results import Figures, PolicyResult
 
 RULE = "fewest failures, then the lowest p95 of the modelled time to first token, then the most actual hit tokens"
 MIN_REPEATS = 3
+LOSS_WORDS = {
+    "route": "lost because another worker held them",
+    "residency": "promised and then evicted before they were used",
+    "transfer": "left in another tier",
+}
 
 
 class Verdict(Struct, frozen=True):
@@ -29,7 +34,7 @@ def judge(results: Mapping[str, PolicyResult]) -> Verdict:
     if len(ranked) < 2:
         return _no_verdict("One policy alone cannot win.")
     best, next_best = ranked[0], ranked[1]
-    why = _why(best, ranked[-1], next_best)
+    why = _why(best, ranked[1:])
     if min(len(result.repeats) for result in ranked) >= MIN_REPEATS:
         return Verdict(best.policy, "sufficient", RULE, _won(best, next_best), why)
     caution = f" With fewer than {MIN_REPEATS} repeats this is a tendency, not evidence."
@@ -60,19 +65,22 @@ def _won(best: PolicyResult, next_best: PolicyResult) -> str:
     )
 
 
-def _why(best: PolicyResult, worst: PolicyResult, next_best: PolicyResult) -> str:
-    """Against the worst the reason is lost tokens; against the runner-up it may be balance instead."""
-    sentence = (
-        f"It hit {_percent(best)} of the eligible tokens ({worst.policy}: {_percent(worst)}, which lost "
-        f"{worst.gate_loss_tokens.route:,} tokens to other workers holding them and "
-        f"{worst.gate_loss_tokens.prefix:,} to nobody holding them any more or yet)"
+def _why(best: PolicyResult, others: list[PolicyResult]) -> str:
+    """Hits and balance are the two reasons there can be; each other policy is named with what it lost where."""
+    compared = "; ".join(
+        f"{other.policy} {_percent(other)} and {_ratio(other)}, {_biggest_loss(other)}" for other in others
     )
-    if worst.policy == next_best.policy:
-        return sentence + "."
-    return sentence + (
-        f"; its busiest worker had {_ratio(best)}x the mean load, where {next_best.policy} "
-        f"({_percent(next_best)} hit) had {_ratio(next_best)}x."
+    return (
+        f"It hit {_percent(best)} of the eligible tokens and its busiest worker had {_ratio(best)} the mean load "
+        f"({compared})."
     )
+
+
+def _biggest_loss(figures: Figures) -> str:
+    """Where its lost tokens went; prompts that nobody had seen before are everybody's loss and explain nothing."""
+    losses = {gate: getattr(figures.gate_loss_tokens, gate) for gate in LOSS_WORDS}
+    gate = max(losses, key=lambda name: losses[name])
+    return f"with {losses[gate]:,} tokens {LOSS_WORDS[gate]}"
 
 
 def _percent(figures: Figures) -> str:
@@ -81,4 +89,4 @@ def _percent(figures: Figures) -> str:
 
 
 def _ratio(figures: Figures) -> str:
-    return "an unknown number of " if figures.max_over_mean_load is None else f"{figures.max_over_mean_load:.2f}"
+    return "an unknown multiple of" if figures.max_over_mean_load is None else f"{figures.max_over_mean_load:.2f}x"
