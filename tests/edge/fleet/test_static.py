@@ -205,7 +205,7 @@ async def test_a_gap_that_is_a_restart_is_not_replayed_under_the_old_name() -> N
 
 
 async def test_replay_without_an_end_marker_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvrelay.edge.fleet.watch.REPLAY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("kvrelay.edge.fleet.event_feed.REPLAY_TIMEOUT_S", 0.1)
     async with ScriptedWorker() as worker, running(WorkerConfig(url=worker.url, name="a")) as run:
         await run.until(lambda: run.of(WorkerJoined))
         id_ = run.of(WorkerJoined)[0].worker

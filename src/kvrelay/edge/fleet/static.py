@@ -19,7 +19,9 @@ from kvrelay.core.model.events import (
     WorkerResumed,
 )
 from kvrelay.edge.fleet.observer import FleetObserver, NoObserver
-from kvrelay.edge.fleet.watch import Surroundings, Upstream, WorkerView, WorkerWatch
+from kvrelay.edge.fleet.surroundings import Surroundings
+from kvrelay.edge.fleet.view import Upstream, WorkerView
+from kvrelay.edge.fleet.watch import WorkerWatch
 from kvrelay.edge.system.config import Config, WorkerConfig
 
 

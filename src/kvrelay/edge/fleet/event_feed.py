@@ -1,0 +1,210 @@
+"""The KV events of one worker on their way to the router, each under the incarnation that sent it.
+
+The difficulty is restarts. Nothing in an event message names the process that sent it, and sequence numbers begin at 0
+again. So a batch is attributed to the incarnation that is known when it comes, and while that is in doubt, messages are
+held (`pause`) until the worker has been asked who it is (`attach`, then `resume`). A sequence number that did not grow
+is such a doubt; the others are noticed by whoever watches the worker.
+
+A restart that shows no sign in time leaves a gap in the sequence. The router keeps what follows a gap aside and asks
+for a replay, and before any replay of a gap the watch asks who the worker is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import zmq
+
+from kvrelay.core.model.effects import RequestReplay
+from kvrelay.core.model.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    EventsSkipped,
+    KvBatch,
+    KvEvent,
+    ReplayArrived,
+    ReplayUnavailable,
+)
+from kvrelay.core.model.ids import WorkerId
+from kvrelay.edge.connectors.base import Connector, DecodedBatch, EventSource, MalformedEvents
+from kvrelay.edge.connectors.vllm.replay import NoReplay, replay
+from kvrelay.edge.connectors.vllm.subscriber import EventSubscriber
+from kvrelay.edge.fleet.surroundings import Surroundings
+
+MAX_HELD_MESSAGES = 10_000
+REPLAY_TIMEOUT_S = 5.0
+REPLAY_MESSAGES_PER_TURN = 32
+QUIET_AFTER_CHECK_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class _Message(NamedTuple):
+    seq: int
+    payload: bytes
+
+
+class EventFeed:
+    """Sockets and sequence numbers of one worker. `on_doubt` is called when a batch may come from a new process."""
+
+    def __init__(self, name: str, around: Surroundings, on_doubt: Callable[[], None]) -> None:
+        self._name = name
+        self._around = around
+        self._on_doubt = on_doubt
+        self._worker: WorkerId | None = None
+        self._connector: Connector | None = None
+        self._tells_lives = False
+        self._checked_at_s = float("-inf")
+        self._paused = False
+        self._held: deque[_Message] = deque()
+        self._subscribers: dict[EventSource, EventSubscriber] = {}
+        self.last_seq: dict[int, int] = {}
+        self.malformed_messages = 0
+
+    @property
+    def sources(self) -> tuple[EventSource, ...]:
+        return tuple(self._subscribers)
+
+    @property
+    def held_messages(self) -> int:
+        return len(self._held)
+
+    def attach(
+        self, worker: WorkerId, connector: Connector, sources: tuple[EventSource, ...], *, tells_lives: bool
+    ) -> None:
+        """From here on batches are this incarnation's. `tells_lives`: asking again would show a restart."""
+        if worker != self._worker:
+            self.last_seq.clear()
+        self._worker, self._connector, self._tells_lives = worker, connector, tells_lives
+        self._subscribe(sources)
+
+    def pause(self) -> None:
+        """Holds all messages until `resume`."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """The worker has said who it is: what was held is attributed to the incarnation attached now."""
+        self._paused = False
+        self._checked_at_s = self._around.clock()
+        held, self._held = self._held, deque()
+        for message in held:
+            batch = self._decoded(message.payload)
+            if batch is not None:
+                self._publish(message.seq, batch)
+
+    def close(self) -> None:
+        """Nothing is fed after this."""
+        for subscriber in self._subscribers.values():
+            subscriber.close()
+        self._subscribers.clear()
+        self._held.clear()
+
+    async def replay(self, effect: RequestReplay) -> None:
+        """Asks for old messages and feeds ReplayArrived or ReplayUnavailable."""
+        reason = await self._replayed(effect)
+        if reason is not None:
+            self._around.feed(ReplayUnavailable(effect.worker, effect.rank, reason))
+
+    async def _replayed(self, effect: RequestReplay) -> str | None:
+        """None when the answer was fed, else why there is none."""
+        if self._worker != effect.worker:
+            return "another process took its place"
+        endpoint = next((source.replay for source in self._subscribers if source.rank == effect.rank), None)
+        if endpoint is None:
+            return "the worker has no replay endpoint"
+        answer = await replay(self._around.sockets, endpoint, from_seq=effect.from_seq, timeout_s=REPLAY_TIMEOUT_S)
+        if isinstance(answer, NoReplay):
+            return answer.reason
+        batches: list[KvBatch] = []
+        for position, (seq, payload) in enumerate(answer.messages, start=1):
+            batch = self._decoded(payload)
+            if batch is not None:
+                batches.append(KvBatch(effect.worker, effect.rank, seq, batch.events))
+            if position % REPLAY_MESSAGES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        self._around.feed(ReplayArrived(effect.worker, effect.rank, tuple(batches)))
+        return None
+
+    def _subscribe(self, sources: tuple[EventSource, ...]) -> None:
+        """Sockets whose source stays are kept: they reconnect by themselves, and a new one would miss messages."""
+        for source in self.sources:
+            if source not in sources:
+                self._subscribers.pop(source).close()
+        for source in sources:
+            if source not in self._subscribers:
+                try:
+                    subscriber = EventSubscriber(self._around.sockets, source, self._on_message, self._on_malformed)
+                except zmq.ZMQError as error:
+                    _log.error("no events of worker %s from %s: %s", self._name, source.endpoint, error)
+                    continue
+                self._subscribers[source] = subscriber
+
+    def _on_message(self, seq: int, payload: bytes) -> None:
+        if self._paused:
+            self._hold(_Message(seq, payload))
+            return
+        batch = self._decoded(payload)
+        if batch is None:
+            return
+        if self._shows_restart(seq, batch.rank):
+            self._hold(_Message(seq, payload))
+            self.pause()
+            self._on_doubt()
+            return
+        self._publish(seq, batch)
+
+    def _shows_restart(self, seq: int, rank: int) -> bool:
+        """A sequence that begins again always does. A late or repeated batch might, and is asked about now and then,
+        but only of workers that can tell one life from the next."""
+        last_seq = self.last_seq.get(rank)
+        if last_seq is None or seq > last_seq:
+            return False
+        if seq == 0:
+            return True
+        return self._tells_lives and self._around.clock() - self._checked_at_s > QUIET_AFTER_CHECK_S
+
+    def _hold(self, message: _Message) -> None:
+        if len(self._held) >= MAX_HELD_MESSAGES:
+            self._held.popleft()  # the hole shows in the sequence and is replayed
+        self._held.append(message)
+
+    def _publish(self, seq: int, batch: DecodedBatch) -> None:
+        assert self._worker is not None
+        self.last_seq[batch.rank] = max(seq, self.last_seq.get(batch.rank, seq))
+        self._around.observer.count_events(self._name, _kinds(batch.events))
+        self._around.feed(KvBatch(self._worker, batch.rank, seq, batch.events))
+
+    def _decoded(self, payload: bytes) -> DecodedBatch | None:
+        assert self._connector is not None
+        try:
+            return self._connector.decode_events(payload)
+        except MalformedEvents as error:
+            self._on_malformed(str(error))
+            return None
+
+    def _on_malformed(self, reason: str) -> None:
+        self.malformed_messages += 1
+        self._around.observer.count_malformed(self._name)
+        if self.malformed_messages == 1 or self.malformed_messages % 1000 == 0:
+            _log.warning("malformed events from %s: %s; count=%d", self._name, reason, self.malformed_messages)
+
+
+def _kinds(events: tuple[KvEvent, ...]) -> Mapping[str, int]:
+    counts: dict[str, int] = {}
+    for event in events:
+        match event:
+            case BlocksStored():
+                kind, count = "stored", 1
+            case BlocksRemoved():
+                kind, count = "removed", len(event.hashes)
+            case BlocksCleared():
+                kind, count = "cleared", 1
+            case EventsSkipped():
+                kind, count = f"skipped_{event.kind}", event.count
+        counts[kind] = counts.get(kind, 0) + count
+    return counts

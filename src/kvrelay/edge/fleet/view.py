@@ -1,0 +1,39 @@
+"""What the fleet tells others about one of its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from kvrelay.core.model.events import WorkerSpec
+from kvrelay.core.model.ids import WorkerId
+from kvrelay.edge.connectors.base import Connector, EventSource, Scrape
+
+
+class WorkerView(Struct, frozen=True):
+    """What is known of a worker at this moment. `worker` is None until it has answered for the first time."""
+
+    name: str
+    url: str
+    headers: Mapping[str, str]  # to be sent with every request to it; holds its key, so never log it
+    worker: WorkerId | None
+    connector: Connector | None
+    spec: WorkerSpec | None
+    version: str | None
+    engine: str
+    last_probe_ok: bool | None
+    last_probe_detail: str
+    sources: tuple[EventSource, ...]
+    last_seq: Mapping[int, int]  # per rank
+    held_messages: int
+    malformed_messages: int
+    last_scrape: Scrape | None
+
+
+class Upstream(Struct, frozen=True):
+    """What is needed to send a request to a worker."""
+
+    url: str
+    headers: Mapping[str, str]  # holds the worker's key: never log it
+    connector: Connector
