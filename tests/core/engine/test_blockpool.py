@@ -154,6 +154,16 @@ def test_two_copies_of_one_name_are_removed_one_by_one() -> None:
     assert pool.find(7) is None
 
 
+@pytest.mark.covers("S10")
+def test_the_younger_copy_can_go_first() -> None:
+    pool = BlockPool(2)
+    first, second = named(pool, [7, 7])
+    pool.release([second])
+    assert pool.take(1) == [second]
+    assert pool.take_changes() == (BlocksRemoved((7,)),)
+    assert pool.find(7) is first
+
+
 def test_a_held_block_is_never_evicted() -> None:
     pool = BlockPool(2)
     (held,) = named(pool, [1])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from kvrelay.core.engine.engine import Aborted, Admitted, Finished, Preempted, StepStarted
+from kvrelay.core.engine.engine import Aborted, Admitted, Finished, PayloadsCorrupted, Preempted, StepStarted
 from kvrelay.core.engine.scheduler import Plan
 from tests.core.engine.engines import Drive, make_engine, request, tokens
 
@@ -89,6 +90,38 @@ def test_the_youngest_is_preempted_and_computed_again() -> None:
     alone.complete(request("b", tokens(8, start=100), 12))
     assert drive.output("b") == alone.output("b"), "preemption changes the time, never the text"
     assert [entry.request_id for entry in drive.all(Admitted)] == ["a", "b"], "a second start is no second admission"
+
+
+def until_preempted(drive: Drive) -> None:
+    while not drive.all(Preempted):
+        drive.end_step()
+
+
+def test_a_preempted_request_waits_before_those_that_never_started() -> None:
+    drive = Drive(make_engine(blocks=6, max_model_len=24, max_num_seqs=2))
+    late = request("late", tokens(8, start=300), 12)
+    drive.submit(request("a", tokens(8), 12), request("b", tokens(8, start=100), 12), late)
+    until_preempted(drive)
+    assert [sequence.request.request_id for sequence in drive.engine._scheduler.waiting] == ["b", "late"]
+    drive.run()
+
+
+def test_what_was_read_wrong_before_a_preemption_is_forgotten_with_the_blocks() -> None:
+    """`b` hits a wrong block, loses it to `a`, which overwrites it, and computes it anew: from there on it is right."""
+    drive = Drive(make_engine(blocks=6, max_model_len=24))
+    prompt = tokens(8, start=100)
+    drive.complete(request("seed", prompt[:5]))
+    drive.send(PayloadsCorrupted())
+    drive.submit(request("a", tokens(9), 15), request("b", prompt, 8))
+    until_preempted(drive)
+    before = drive.output("b")
+    drive.run()
+    (end,) = [end for end in drive.all(Finished) if end.request_id == "b"]
+    assert end.preemptions == 1 and end.wrong_reuse_blocks == 1 and 0 < len(before) < 8
+    context = np.concatenate([prompt, np.frombuffer(before, dtype=np.uint8)]).astype(np.uint32)
+    clean = Drive(make_engine())
+    clean.complete(request("b", context, 8 - len(before)))
+    assert drive.output("b") == before + clean.output("b")
 
 
 def test_an_abort_while_waiting_frees_the_place() -> None:

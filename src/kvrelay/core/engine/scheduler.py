@@ -62,11 +62,13 @@ class Scheduler:
         self._cache.release(sequence)
 
     def plan(self) -> Plan:
-        """Choose the next step and allocate for it. An empty plan means there is nothing to do."""
+        """Choose the next step and allocate for it. An empty plan means there is nothing to do.
+
+        A step that preempts admits nobody: the victim is first in line, and what it gave back is partly taken.
+        """
         plan = Plan(parts=[], admitted=[], preempted=[])
         budget = self._continue_running(plan, self._limits.token_budget)
-        if not plan.preempted:
-            self._admit_waiting(plan, budget)
+        self._admit_waiting(plan, budget)
         return plan
 
     def _continue_running(self, plan: Plan, budget: int) -> int:
