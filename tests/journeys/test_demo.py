@@ -123,21 +123,44 @@ def test_folder_holds_what_was_promised(result: dict[str, Any], out: Path) -> No
     assert json.loads((out / "manifest.json").read_bytes()) == result["manifest"]
 
 
-@pytest.mark.covers("BM-30")
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_run_leaves_no_process(tmp_path: Path, number: signal.Signals, status: int) -> None:
-    running = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    started: set[int] = set()
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "samples.jsonl").exists() or not (tmp_path / "samples.jsonl").stat().st_size:
+def started_demo(out: Path) -> tuple[subprocess.Popen[str], set[int]]:
+    """A demo in the middle of its first arm, in a process group of its own, and the processes below it."""
+    running = subprocess.Popen(
+        command(out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    samples, deadline = out / "samples.jsonl", time.monotonic() + 30
+    while not samples.exists() or not samples.stat().st_size:
         assert time.monotonic() < deadline and running.poll() is None, running.communicate()
-        started |= children_of(running.pid)
         time.sleep(0.05)
-    started |= children_of(running.pid)
-    running.send_signal(number)
+    below = children_of(running.pid)
+    assert len(below) >= 5
+    return running, below
+
+
+@pytest.mark.covers("BM-30")
+@pytest.mark.parametrize(
+    ("number", "status", "whole_group"), [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False)]
+)
+def test_interrupted_run_leaves_no_process(
+    tmp_path: Path, number: signal.Signals, status: int, whole_group: bool
+) -> None:
+    """Ctrl-C in a terminal reaches the whole foreground group, `kill` only the command."""
+    running, below = started_demo(tmp_path)
+    (os.killpg if whole_group else os.kill)(running.pid, number)
     printed, said = running.communicate(timeout=30)
 
     assert (running.returncode, printed) == (status, ""), said
     assert "stopped" in said and "Traceback" not in said
-    assert len(started) >= 5
-    assert not [pid for pid in started if alive(pid)]
+    assert not [pid for pid in below if alive(pid)]
+
+
+@pytest.mark.covers("BM-30")
+def test_killed_run_leaves_no_process(tmp_path: Path) -> None:
+    running, below = started_demo(tmp_path)
+    running.kill()
+    running.communicate(timeout=30)
+
+    deadline = time.monotonic() + 10
+    while left := [pid for pid in below if alive(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)

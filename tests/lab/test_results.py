@@ -5,6 +5,7 @@ import pytest
 from tests.lab.made_up_run import made_up_plan, made_up_run
 
 from kvrelay.core.receipts.receipt import GateLoss
+from kvrelay.lab.demo import manifest
 from kvrelay.lab.demo.order import rotated_order
 from kvrelay.lab.demo.results import ArmData, busy_ms, policy_results
 from kvrelay.lab.demo.settings import DemoSettings
@@ -101,10 +102,12 @@ def test_summary_has_the_published_names() -> None:
     assert published["manifest"]["stated"]["order"][0] == "round_robin-0"
 
 
-def test_manifest_digest_covers_what_was_stated_before_the_run() -> None:
-    same, other = made_up_run(seed=9), made_up_run(settings=DemoSettings(seed=2))
+def test_manifest_digest_covers_what_was_stated_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "_commit", lambda: "somebody else may commit between two of these")
+    first, same, other = made_up_run(), made_up_run(seed=9), made_up_run(settings=DemoSettings(seed=2))
 
-    assert same.measured.manifest.digest == MEASURED.manifest.digest != other.measured.manifest.digest
+    digests = [run.measured.manifest.digest for run in (first, same, other)]
+    assert digests[0] == digests[1] != digests[2]
     assert {receipt.manifest_digest for receipt in MEASURED.receipts()} == {MEASURED.manifest.digest}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from kvrelay.core.model.units import IndexState
 
 STOP_TIMEOUT_S = 6.0
 POLL_S = 0.05
+_PR_SET_PDEATHSIG = 1
 
 
 class GatewayStartError(Exception):
@@ -47,6 +49,7 @@ class GatewayProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "kvrelay.cli.main", "serve", "-c", str(self._config), "--json",
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True,
+                preexec_fn=_end_with_parent,
             )  # fmt: skip
         try:
             self.ready = await self._read_ready_line(self._process)
@@ -112,6 +115,12 @@ def _all_live(status: dict[str, Any], names: Sequence[str]) -> bool:
         and all(target["index_state"] == IndexState.LIVE for target in workers[name]["targets"])
         for name in names
     )
+
+
+def _end_with_parent() -> None:
+    """In the child: when we are killed in a way that runs no clean-up, the kernel ends the gateway (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _kill_group(group: int) -> None:
