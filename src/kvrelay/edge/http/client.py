@@ -279,6 +279,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._head_told = False
         self._pieces: list[bytes] = []
         self._complete = False
+        self._keep_alive = False
         self._ends_with_connection = False
 
     @property
@@ -295,7 +296,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._reused = reused
         self._status = self._head_bytes = 0
         self._headers = []
-        self._head_read = self._head_told = self._complete = self._ends_with_connection = False
+        self._head_read = self._head_told = self._complete = False
+        self._keep_alive = self._ends_with_connection = False
         call.attach(self)
         now_s = self._pool.now()
         call.written_at = now_s
@@ -396,6 +398,7 @@ class UpstreamConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._head_read:
             self._complete = True
+            self._keep_alive = self._parser.should_keep_alive()  # known only inside this callback
 
     # --- telling -----------------------------------------------------------------------------------------------------
 
@@ -425,7 +428,7 @@ class UpstreamConnection(asyncio.Protocol):
         if transport is None:
             return
         clean = not (call.bodyless or self._ends_with_connection) and transport.get_write_buffer_size() == 0
-        if clean and self._parser.should_keep_alive():
+        if clean and self._keep_alive:
             if call.paused:
                 transport.resume_reading()
             self.idle_since = self._pool.now()
