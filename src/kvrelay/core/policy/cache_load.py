@@ -26,8 +26,8 @@ class Scorer(Protocol):
 
     def terms(self, now: float, field: Field, ledger: Ledger) -> Mapping[str, Floats]: ...
 
-    def equally_good(self, best: float) -> float:
-        """How far from the best score a candidate still counts as tied."""
+    def noise(self, best: float) -> float:
+        """How far from the best score a candidate still counts as equally good."""
         ...
 
 
@@ -44,9 +44,9 @@ class CacheLoad:
     def choose(self, now: float, field: Field, ledger: Ledger) -> Choice:
         terms = self.scorer.terms(now, field, ledger)
         scores = _total(terms)
-        tied = self._tied(scores)
+        reachable = field.matched_tokens + field.lower_tokens
+        tied = self._tied(scores, reachable)
         position = break_tie(tied, field, ledger)
-        reachable = field.matched_tokens + field.lower_tokens if field.scored else _NOTHING
         spilled_from = _holder_passed_over(field, reachable, position)
         return Choice(
             slot=int(field.slots[position]),
@@ -57,13 +57,16 @@ class CacheLoad:
             spilled_from=spilled_from,
         )
 
-    def _tied(self, scores: Floats) -> Ints:
-        distance = self.scorer.equally_good
-        if self.scorer.best_is_lowest:
-            best = float(np.minimum.reduce(scores))
-            return (scores <= best + distance(abs(best))).nonzero()[0]
-        best = float(np.maximum.reduce(scores))
-        return (scores >= best - distance(abs(best))).nonzero()[0]
+    def _tied(self, scores: Floats, reachable: Ints) -> Ints:
+        """The best score, and whoever is no further from it than the scorer's noise and needs as little computing."""
+        lowest = self.scorer.best_is_lowest
+        best = float(np.minimum.reduce(scores) if lowest else np.maximum.reduce(scores))
+        noise = self.scorer.noise(abs(best))
+        tied: Ints = (scores <= best + noise if lowest else scores >= best - noise).nonzero()[0]
+        if noise and len(tied) > 1:
+            matched = reachable[tied]
+            tied = tied[matched == np.maximum.reduce(matched)]
+        return tied
 
     def _reason(self, field: Field, reachable: Ints, tied: int, position: int, spilled: bool) -> RouteReason:
         if len(field.slots) == 1:
@@ -79,9 +82,6 @@ class CacheLoad:
         return RouteReason.CACHE_PLUS_LOAD if reachable[position] else RouteReason.CACHE_NO_MATCH
 
 
-_NOTHING: Ints = np.zeros(1, dtype=np.int64)
-
-
 def _total(terms: Mapping[str, Floats]) -> Floats:
     """Sum in the order of the terms, which is the order in which a reader of the receipt adds them up."""
     first, *others = terms.values()
@@ -94,4 +94,4 @@ def _total(terms: Mapping[str, Floats]) -> Floats:
 def _holder_passed_over(field: Field, reachable: Ints, position: int) -> int | None:
     """The slot with the best match when the chosen one has a worse one: its load sent the request away."""
     best = int(reachable.argmax())
-    return int(field.slots[best]) if reachable[best] > reachable[position if field.scored else 0] else None
+    return int(field.slots[best]) if reachable[best] > reachable[position] else None

@@ -45,6 +45,6 @@ class PredictScorer:
             "decode_ms": (active - queued + foreign) * _DECODE_MS_PER_REQUEST,
         }
 
-    def equally_good(self, best: float) -> float:
+    def noise(self, best: float) -> float:
         """Learned rates differ by noise; within this distance, load decides and not the noise."""
         return best * _TOLERANCE_SHARE + _TOLERANCE_MS

@@ -33,5 +33,5 @@ class WeightsScorer:
             "transfer_debit": field.transfer_ms * -weights.delta,
         }
 
-    def equally_good(self, best: float) -> float:
+    def noise(self, best: float) -> float:
         return 0.0
