@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 import pytest
 
 from kvrelay.edge.worker.faults import FaultBook, FaultError, parse_fault
@@ -137,16 +139,12 @@ def test_refuse_with_a_listener_down_refuses_connections_for_a_while(start: Call
 
 
 def test_garbage_is_no_http(client: Client) -> None:
-    import socket
-
     client.fault(kind="garbage", count=1)
     with socket.create_connection((client.host, client.port), timeout=5) as raw:
         raw.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         received = b""
         while data := raw.recv(4096):
             received += data
-    import httptools
-
     with pytest.raises(httptools.HttpParserError):
         httptools.HttpResponseParser(object()).feed_data(received)
 

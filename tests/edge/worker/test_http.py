@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import socket
+import time
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -297,13 +300,10 @@ class Abandoned:
     """A request whose connection is closed at the end of the block, answered or not."""
 
     def __init__(self, client: Client, body: dict[str, Any]) -> None:
-        import json
-        import socket
-
         payload = json.dumps(body).encode()
         self._socket = socket.create_connection((client.host, client.port), timeout=10)
         self._socket.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: gone-1\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n%b" % (len(payload), payload)
         )
 
@@ -323,8 +323,6 @@ class Abandoned:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_stops_the_engine_at_once(start: Callable[..., RunningWorker], stream: bool) -> None:
-    import time
-
     client = Client(start(decode_ms=5.0, prefill_tokens_per_s=1e6).url)
     with Abandoned(client, {"prompt": [1] * 40, "max_tokens": 4000, "stream": stream}) as request:
         if stream:
@@ -338,5 +336,6 @@ def test_a_client_that_leaves_stops_the_engine_at_once(start: Callable[..., Runn
     state = client.state()
     assert state["aborts_total"] == 1 and state["running"] == 0 and state["kv_usage_ratio"] == 0.0
     (abort,) = state["aborts"]
+    assert abort["request_id"] == "gone-1"
     assert 0.0 <= abort["seen_at"] - left_s < 1.0
     assert state["counters"]["finished"]["abort"] == 0, "vLLM's success counter leaves these out"

@@ -88,17 +88,18 @@ class Worker:
         """Hand all samples to the engine; the reply answers the exchange by itself."""
         serial = self._next_serial
         self._next_serial += 1
+        client_id = _client_request_id(exchange, serial)
         kind = StreamReply if generation.stream else WholeReply
         reply = kind(
             exchange,
             generation,
-            reply_id=("chatcmpl-" if generation.chat else "cmpl-") + _client_request_id(exchange, serial),
+            reply_id=("chatcmpl-" if generation.chat else "cmpl-") + client_id,
             incarnation=self.incarnation,
             fault=fault,
             on_done=partial(self._forget, serial),
         )
         self.replies[serial] = reply
-        exchange.on_gone = partial(self._client_left, serial, reply)
+        exchange.on_gone = partial(self._client_left, serial, reply, client_id)
         requests = self._engine_requests(serial, reply)
         reply.begin()
         for request in requests:
@@ -134,9 +135,9 @@ class Worker:
     def _forget(self, serial: int) -> None:
         self.replies.pop(serial, None)
 
-    def _client_left(self, serial: int, reply: Reply) -> None:
+    def _client_left(self, serial: int, reply: Reply, client_id: str) -> None:
         self._forget(serial)
-        self.note_abort(reply.reply_id)
+        self.note_abort(client_id)
         for engine_id, choice in reply.choices.items():
             if choice.finished is None:
                 self.host.abort(engine_id)
