@@ -124,11 +124,23 @@ def _finish(run: Any, out: Path, *, as_json: bool) -> None:
         sys.stdout.write(
             messages.demo_story(table, run.verdict.won, run.verdict.why, receipt_in_words(run.measured), out)
         )
-    complaints = problems(run.measured)
-    if complaints:
-        messages.fail(messages.demo_complaints(complaints), code=messages.VERDICT_FAIL)
+    complain(run.measured)
     if run.verdict.winner is None and len(results) > 1:
         messages.fail(messages.demo_complaints([run.verdict.why]), code=messages.UNKNOWN)
+
+
+def complain(measured: Any) -> None:
+    """Ends the process when something happened that must not, or when too much is unknown."""
+    complaints = problems(measured)
+    if complaints:
+        messages.fail(messages.demo_complaints(complaints), code=messages.VERDICT_FAIL)
+    unknown = [
+        f"{policy}: the hits of {result.requests_without_usage} requests are unknown"
+        for policy, result in measured.results.items()
+        if result.requests_without_usage
+    ]
+    if unknown:
+        messages.fail(messages.demo_complaints(unknown), code=messages.UNKNOWN)
 
 
 def problems(measured: Any) -> Sequence[str]:

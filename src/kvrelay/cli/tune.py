@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from kvrelay.cli import messages
-from kvrelay.cli.demo import load_trace, make_folder, problems, run_to_end
+from kvrelay.cli.demo import complain, load_trace, make_folder, run_to_end
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -70,8 +70,6 @@ def _finish(sweep: Any, out: Path, *, as_json: bool) -> None:
         sys.stdout.write(msgspec.json.encode(tune_summary(sweep)).decode() + "\n")
     else:
         sys.stdout.write(messages.tune_story(sweep_table(sweep).text(), sweep.slo.rule(), sweep.pick, out))
-    complaints = problems(sweep.measured)
-    if complaints:
-        messages.fail(messages.demo_complaints(complaints), code=messages.VERDICT_FAIL)
+    complain(sweep.measured)
     if sweep.pick is None:
         messages.fail(messages.no_vector_passes(sweep.slo.ttft_p95_ms), code=messages.VERDICT_FAIL)

@@ -13,7 +13,8 @@ from msgspec import Struct
 
 from kvrelay.core.model.prompt import TokenIds
 
-SESSION_HEADER, REQUEST_HEADER, WORKER_HEADER = "x-session-id", "x-request-id", "x-kvrelay-worker"
+SESSION_HEADER, REQUEST_HEADER = "x-session-id", "x-request-id"
+WORKER_HEADER, RECEIPT_HEADER = "x-kvrelay-worker", "x-kvrelay-request-id"
 MAX_EVENT_BYTES = 1 << 20
 
 
@@ -26,6 +27,7 @@ class Outcome(Struct, kw_only=True):
     token_times_s: list[float] = msgspec.field(default_factory=list)
     http_status: int | None = None
     worker: str | None = None
+    receipt_id: str | None = None  # the gateway may give a request another id than we asked for
     usage: _Usage | None = None
     done: bool = False
     failure: str | None = None
@@ -98,6 +100,7 @@ class CompletionClient:
         async with session.post(self._url, data=body, headers=headers) as response:
             outcome.http_status = response.status
             outcome.worker = response.headers.get(WORKER_HEADER)
+            outcome.receipt_id = response.headers.get(RECEIPT_HEADER)
             if response.status != 200:
                 outcome.failure = f"HTTP {response.status}"
                 await response.read()

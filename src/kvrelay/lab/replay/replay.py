@@ -72,7 +72,7 @@ class _SessionSender:
             arm=self._arm.name,
             policy=self._arm.policy,
             repeat=self._arm.repeat,
-            request_id=request_id,
+            request_id=outcome.receipt_id or request_id,
             session_id=session_id,
             turn=turn,
             due_ms=self._since_start_ms(due_s),
