@@ -14,9 +14,9 @@ import pytest
 def test_sweep_names_its_rule_and_picks_by_it(tmp_path: Path) -> None:
     vectors = ["1,0.002,0.005,0.05", "0,0.02,0.05,0.05"]
     asked = [word for vector in vectors for word in ("--weights", vector)]
+    options = ["--demo", "--json", "--slo-ttft-p95-ms", "60000", "--out", str(tmp_path), *asked]
     ended = subprocess.run(
-        [sys.executable, "-m", "kvrelay.cli.main", "tune", "--demo", "--json", "--slo-ttft-p95-ms", "60000"]
-        + ["--out", str(tmp_path), *asked],
+        [sys.executable, "-m", "kvrelay.cli.main", "tune", *options],
         capture_output=True,
         text=True,
         timeout=90,
