@@ -117,6 +117,9 @@ async def test_another_topic_is_not_subscribed_to() -> None:
             await worker.publish(seq, payload(), topic=b"kv@a@m")
             await asyncio.sleep(0.02)
         assert run.of(KvBatch) == []
+        run.fleet.replay(RequestReplay(run.of(WorkerJoined)[0].worker, 0, 0))
+        await run.until(lambda: run.of(ReplayUnavailable))
+        assert run.of(ReplayUnavailable)[0].detail == "its events have topic b'kv@a@m', subscribed is b'kv@b'"
 
 
 @pytest.mark.covers("RT-22", "S03")
@@ -177,6 +180,15 @@ async def test_malformed_messages_are_counted_and_the_next_good_one_is_used() ->
         await run.until(lambda: any(batch.seq == 92 for batch in run.of(KvBatch)))
         assert run.fleet.view("a").malformed_messages == 3
         assert b'kvrelay_events_malformed_total{worker="a"} 3.0' in run.metrics.render()
+
+
+async def test_what_was_published_while_no_connection_stood_is_fetched_after_it_stands() -> None:
+    """The last message was lost and nothing follows it: no gap will ever show."""
+    async with ScriptedWorker() as worker, running(WorkerConfig(url=worker.url, name="a")) as run:
+        worker.buffer = [(seq, payload(stored([seq + 1], [1, 2, 3, 4]))) for seq in range(3)]
+        await run.until(lambda: len(run.of(KvBatch)) == 3)
+        assert [batch.seq for batch in run.of(KvBatch)] == [0, 1, 2]
+        assert run.of(KvBatch)[0].worker == run.of(WorkerJoined)[0].worker
 
 
 async def test_replay_answers_with_what_the_worker_still_has() -> None:

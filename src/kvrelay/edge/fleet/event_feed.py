@@ -3,7 +3,10 @@
 The difficulty is restarts. Nothing in an event message names the process that sent it, and sequence numbers begin at 0
 again. So a batch is attributed to the incarnation that is known when it comes, and while that is in doubt, messages are
 held (`pause`) until the worker has been asked who it is (`attach`, then `resume`). A sequence number that did not grow
-is such a doubt; the others are noticed by whoever watches the worker.
+and a connection that was made anew are such doubts; others are noticed by whoever watches the worker.
+
+The other difficulty is loss without a trace: what is published while no connection stands leaves a gap only if
+something follows. So after every connection the worker is asked for what came after the last message known.
 
 A restart that shows no sign in time leaves a gap in the sequence. The router keeps what follows a gap aside and asks
 for a replay, and before any replay of a gap the watch asks who the worker is.
@@ -14,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple
 
 import zmq
 
@@ -32,7 +35,7 @@ from kvrelay.core.model.events import (
 )
 from kvrelay.core.model.ids import WorkerId
 from kvrelay.edge.connectors.base import Connector, DecodedBatch, EventSource, MalformedEvents
-from kvrelay.edge.connectors.vllm.replay import NoReplay, replay
+from kvrelay.edge.connectors.vllm.replay import NoReplay, Replayed, replay
 from kvrelay.edge.connectors.vllm.subscriber import EventSubscriber
 from kvrelay.edge.fleet.surroundings import Surroundings
 
@@ -40,6 +43,7 @@ MAX_HELD_MESSAGES = 10_000
 REPLAY_TIMEOUT_S = 5.0
 REPLAY_MESSAGES_PER_TURN = 32
 QUIET_AFTER_CHECK_S = 1.0
+SUBSCRIPTION_SETTLES_S = 0.1  # after the handshake the publisher still has to learn what we subscribe to
 
 _log = logging.getLogger(__name__)
 
@@ -50,19 +54,33 @@ class _Message(NamedTuple):
 
 
 class EventFeed:
-    """Sockets and sequence numbers of one worker. `on_doubt` is called when a batch may come from a new process."""
+    """Sockets and sequence numbers of one worker.
 
-    def __init__(self, name: str, around: Surroundings, on_doubt: Callable[[], None]) -> None:
+    `on_doubt` is called when another process may have taken its place; `spawn` runs work that ends with the watch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        around: Surroundings,
+        *,
+        on_doubt: Callable[[], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
         self._name = name
         self._around = around
         self._on_doubt = on_doubt
+        self._spawn = spawn
         self._worker: WorkerId | None = None
         self._connector: Connector | None = None
         self._tells_lives = False
         self._checked_at_s = float("-inf")
-        self._paused = False
+        self._attributable = asyncio.Event()  # unset while paused
+        self._attributable.set()
+        self._asking = asyncio.Lock()
         self._held: deque[_Message] = deque()
         self._subscribers: dict[EventSource, EventSubscriber] = {}
+        self._connected: set[EventSource] = set()
         self.last_seq: dict[int, int] = {}
         self.malformed_messages = 0
 
@@ -85,11 +103,11 @@ class EventFeed:
 
     def pause(self) -> None:
         """Holds all messages until `resume`."""
-        self._paused = True
+        self._attributable.clear()
 
     def resume(self) -> None:
         """The worker has said who it is: what was held is attributed to the incarnation attached now."""
-        self._paused = False
+        self._attributable.set()
         self._checked_at_s = self._around.clock()
         held, self._held = self._held, deque()
         for message in held:
@@ -106,46 +124,80 @@ class EventFeed:
 
     async def replay(self, effect: RequestReplay) -> None:
         """Asks for old messages and feeds ReplayArrived or ReplayUnavailable."""
-        reason = await self._replayed(effect)
-        if reason is not None:
-            self._around.feed(ReplayUnavailable(effect.worker, effect.rank, reason))
+        async with self._asking:
+            await self._replay(effect)
 
-    async def _replayed(self, effect: RequestReplay) -> str | None:
-        """None when the answer was fed, else why there is none."""
-        if self._worker != effect.worker:
-            return "another process took its place"
-        endpoint = next((source.replay for source in self._subscribers if source.rank == effect.rank), None)
-        if endpoint is None:
-            return "the worker has no replay endpoint"
-        answer = await replay(self._around.sockets, endpoint, from_seq=effect.from_seq, timeout_s=REPLAY_TIMEOUT_S)
+    async def _replay(self, effect: RequestReplay) -> None:
+        answer = await self._ask(effect.worker, effect.rank, effect.from_seq)
         if isinstance(answer, NoReplay):
-            return answer.reason
+            _log.info("no replay from worker %s: %s", self._name, answer.reason)
+            self._around.feed(ReplayUnavailable(effect.worker, effect.rank, answer.reason))
+            return
         batches: list[KvBatch] = []
         for position, (seq, payload) in enumerate(answer.messages, start=1):
             batch = self._decoded(payload)
             if batch is not None:
+                self._saw(effect.rank, seq)
                 batches.append(KvBatch(effect.worker, effect.rank, seq, batch.events))
             if position % REPLAY_MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)
         self._around.feed(ReplayArrived(effect.worker, effect.rank, tuple(batches)))
-        return None
+
+    async def _ask(self, worker: WorkerId, rank: int, from_seq: int) -> Replayed | NoReplay:
+        if self._worker != worker:
+            return NoReplay("another process took its place")
+        source = next((source for source in self._subscribers if source.rank == rank), None)
+        if source is None or source.replay is None:
+            return NoReplay("the worker has no replay endpoint")
+        answer = await replay(
+            self._around.sockets, source.replay, topic=source.topic, from_seq=from_seq, timeout_s=REPLAY_TIMEOUT_S
+        )
+        return answer if self._worker == worker else NoReplay("another process took its place")
+
+    def _on_connected(self, source: EventSource) -> None:
+        if source in self._connected:
+            self.pause()
+            self._on_doubt()
+        self._connected.add(source)
+        self._spawn(self._catch_up(source))
+
+    async def _catch_up(self, source: EventSource) -> None:
+        """What is fed here twice, because it also came by itself, the router knows by its number."""
+        await asyncio.sleep(SUBSCRIPTION_SETTLES_S)
+        await self._attributable.wait()
+        if source.replay is None or self._worker is None:
+            return
+        async with self._asking:  # a replay under way brings most of it, and then little is left to ask for
+            answer = await self._ask(self._worker, source.rank, self.last_seq.get(source.rank, -1) + 1)
+        for seq, payload in answer.messages if isinstance(answer, Replayed) else ():
+            if seq > self.last_seq.get(source.rank, -1):
+                self._on_message(seq, payload)
+                await asyncio.sleep(0)
 
     def _subscribe(self, sources: tuple[EventSource, ...]) -> None:
         """Sockets whose source stays are kept: they reconnect by themselves, and a new one would miss messages."""
         for source in self.sources:
             if source not in sources:
                 self._subscribers.pop(source).close()
+                self._connected.discard(source)
         for source in sources:
             if source not in self._subscribers:
                 try:
-                    subscriber = EventSubscriber(self._around.sockets, source, self._on_message, self._on_malformed)
+                    self._subscribers[source] = self._subscriber(source)
                 except zmq.ZMQError as error:
                     _log.error("no events of worker %s from %s: %s", self._name, source.endpoint, error)
-                    continue
-                self._subscribers[source] = subscriber
+
+    def _subscriber(self, source: EventSource) -> EventSubscriber:
+        return EventSubscriber(
+            self._around.sockets,
+            source,
+            on_message=self._on_message,
+            on_malformed=self._on_malformed,
+            on_connected=lambda: self._on_connected(source),
+        )
 
     def _on_message(self, seq: int, payload: bytes) -> None:
-        if self._paused:
+        if not self._attributable.is_set():
             self._hold(_Message(seq, payload))
             return
         batch = self._decoded(payload)
@@ -175,9 +227,12 @@ class EventFeed:
 
     def _publish(self, seq: int, batch: DecodedBatch) -> None:
         assert self._worker is not None
-        self.last_seq[batch.rank] = max(seq, self.last_seq.get(batch.rank, seq))
+        self._saw(batch.rank, seq)
         self._around.observer.count_events(self._name, _kinds(batch.events))
         self._around.feed(KvBatch(self._worker, batch.rank, seq, batch.events))
+
+    def _saw(self, rank: int, seq: int) -> None:
+        self.last_seq[rank] = max(seq, self.last_seq.get(rank, seq))
 
     def _decoded(self, payload: bytes) -> DecodedBatch | None:
         assert self._connector is not None

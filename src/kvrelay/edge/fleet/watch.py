@@ -4,7 +4,7 @@ A worker is asked who it is when it is new and whenever another process may have
 
 - a probe was refused and a later one is answered;
 - the start time on its metrics page changed;
-- its event sequence began again, or has a gap that is to be replayed.
+- its event stream was connected anew, began again, or has a gap that is to be replayed.
 
 Its KV events wait meanwhile (`EventFeed`), so that a new incarnation is announced to the router before the first of
 its events.
@@ -54,7 +54,7 @@ class WorkerWatch:
         self._lives = 0
         self._doubtful = False  # a new process may have taken its place
         self._asking = asyncio.Lock()
-        self._events = EventFeed(config.name, around, on_doubt=self._doubt_by_event)
+        self._events = EventFeed(config.name, around, on_doubt=self._doubt_by_event, spawn=self._spawn)
         self._last_probe_ok: bool | None = None
         self._last_probe_detail = "not probed yet"
         self._last_scrape: Scrape | None = None

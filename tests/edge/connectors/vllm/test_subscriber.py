@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from kvrelay.edge.connectors.base import EventSource
-from kvrelay.edge.connectors.vllm.subscriber import TURN_S, EventSubscriber
+from kvrelay.edge.connectors.vllm.subscriber import TURN_S, EventSubscriber, OnConnected, OnMessage
 
 Received = list[tuple[int, bytes]]
 
@@ -26,6 +26,12 @@ def publisher(context: zmq.Context, endpoint: str = "tcp://127.0.0.1:*") -> tupl
         socket.close(linger=0)
         raise
     return socket, socket.getsockopt(zmq.LAST_ENDPOINT).decode()
+
+
+def subscribed(
+    context: zmq.Context, source: EventSource, on_message: OnMessage, on_connected: OnConnected = lambda: None
+) -> EventSubscriber:
+    return EventSubscriber(context, source, on_message=on_message, on_malformed=pytest.fail, on_connected=on_connected)
 
 
 async def rebound(context: zmq.Context, endpoint: str) -> zmq.Socket:
@@ -73,7 +79,7 @@ async def test_a_turn_is_bounded_and_the_next_one_follows_by_itself() -> None:
             pass
 
     socket, endpoint = publisher(context)
-    subscriber = EventSubscriber(context, EventSource(0, endpoint), slowly, pytest.fail)
+    subscriber = subscribed(context, EventSource(0, endpoint), slowly)
     await connected(socket, received)
     for seq in range(400):
         send(socket, seq)
@@ -96,9 +102,7 @@ def test_on_uvloop_as_on_asyncio() -> None:
         context = zmq.Context()
         received: Received = []
         socket, endpoint = publisher(context)
-        subscriber = EventSubscriber(
-            context, EventSource(0, endpoint), lambda seq, payload: received.append((seq, payload)), pytest.fail
-        )
+        subscriber = subscribed(context, EventSource(0, endpoint), lambda seq, data: received.append((seq, data)))
         await connected(socket, received)
         for seq in range(50):
             send(socket, seq)
@@ -114,8 +118,12 @@ async def test_the_stream_goes_on_when_the_publisher_comes_back() -> None:
     context = zmq.Context()
     received: Received = []
     socket, endpoint = publisher(context)
-    subscriber = EventSubscriber(
-        context, EventSource(0, endpoint), lambda seq, payload: received.append((seq, payload)), pytest.fail
+    connections: list[None] = []
+    subscriber = subscribed(
+        context,
+        EventSource(0, endpoint),
+        lambda seq, data: received.append((seq, data)),
+        lambda: connections.append(None),
     )
     await connected(socket, received)
     socket.close(linger=0)
@@ -123,6 +131,7 @@ async def test_the_stream_goes_on_when_the_publisher_comes_back() -> None:
     await connected(again, received)
     send(again, 7)
     await until(lambda: (7, b"x") in received)
+    assert len(connections) == 2
     subscriber.close()
     context.destroy(linger=0)
 
@@ -131,11 +140,8 @@ async def test_a_worker_may_connect_to_us(tmp_path: Path) -> None:
     context = zmq.Context()
     received: Received = []
     endpoint = f"ipc://{tmp_path}/kv"
-    subscriber = EventSubscriber(
-        context,
-        EventSource(0, endpoint, bind=True),
-        lambda seq, payload: received.append((seq, payload)),
-        pytest.fail,
+    subscriber = subscribed(
+        context, EventSource(0, endpoint, bind=True), lambda seq, data: received.append((seq, data))
     )
     socket = context.socket(zmq.PUB)
     socket.connect(endpoint)

@@ -2,6 +2,8 @@
 
 The worker answers one request with many messages and an end marker. A request without the empty first frame is ignored
 there, and so is everything while its publisher thread is busy: hence the deadline, and no answer is an answer.
+Replies are not filtered by topic there, so they are here: a topic that matches nothing must not pass for an empty
+history.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class NoReplay(Struct, frozen=True):
 
 
 async def replay(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, *, from_seq: int, timeout_s: float
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, *, topic: str, from_seq: int, timeout_s: float
 ) -> Replayed | NoReplay:
     """Never raises for what the worker does; partial answers are no answer, for a hole in them would be unseen."""
     socket = zmq.asyncio.Socket(context, zmq.DEALER)
@@ -40,7 +42,7 @@ async def replay(
         socket.connect(endpoint)
         await socket.send_multipart([b"", from_seq.to_bytes(SEQ_BYTES, "big")])
         async with asyncio.timeout(timeout_s):
-            return await _until_end(socket)
+            return await _until_end(socket, topic.encode())
     except TimeoutError:
         return NoReplay(f"no complete answer within {timeout_s:g} s")
     except zmq.ZMQError as error:
@@ -49,13 +51,23 @@ async def replay(
         socket.close(linger=0)
 
 
-async def _until_end(socket: zmq.asyncio.Socket) -> Replayed | NoReplay:
+async def _until_end(socket: zmq.asyncio.Socket, topic: bytes) -> Replayed | NoReplay:
     messages: list[tuple[int, bytes]] = []
-    while len(messages) < MAX_MESSAGES:
+    foreign_topic: bytes | None = None
+    for _ in range(MAX_MESSAGES):
         frames = await socket.recv_multipart()
         if len(frames) != 4 or len(frames[2]) != SEQ_BYTES:
             return NoReplay(f"malformed answer of {len(frames)} frames")
         if frames[2] == END_SEQ:
-            return Replayed(tuple(messages))
-        messages.append((int.from_bytes(frames[2], "big"), frames[3]))
+            return _whole(messages, topic, foreign_topic)
+        if frames[1].startswith(topic):
+            messages.append((int.from_bytes(frames[2], "big"), frames[3]))
+        else:
+            foreign_topic = frames[1]
     return NoReplay(f"more than {MAX_MESSAGES} messages")
+
+
+def _whole(messages: list[tuple[int, bytes]], topic: bytes, foreign_topic: bytes | None) -> Replayed | NoReplay:
+    if foreign_topic is not None and not messages:
+        return NoReplay(f"its events have topic {foreign_topic!r}, subscribed is {topic!r}")
+    return Replayed(tuple(messages))

@@ -1,8 +1,11 @@
 """One event socket in the loop.
 
 A burst of messages must not stop the relay of requests: each turn of the loop reads messages for a bounded time and
-then lets the other callbacks run. zmq's file descriptor tells about edges only, so a turn ends either with an empty
+then lets the other callbacks run. zmq's file descriptors tell about edges only, so a turn ends either with an empty
 socket or with the next turn already scheduled.
+
+zmq reconnects by itself and says nothing about it to the reader, but what was published meanwhile is lost, and if
+nothing follows, no gap will ever show it. So the socket is monitored, and `on_connected` tells of every connection.
 """
 
 from __future__ import annotations
@@ -12,42 +15,63 @@ import time
 from collections.abc import Callable
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from kvrelay.edge.connectors.base import EventSource
 
 TURN_S = 0.002
 RECEIVE_HIGH_WATER = 100_000  # messages; beyond it zmq drops and the gap in the sequence shows it
+RECONNECT_MS = 100
 SEQ_BYTES = 8
 
 OnMessage = Callable[[int, bytes], None]
 OnMalformed = Callable[[str], None]
+OnConnected = Callable[[], None]
+Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class EventSubscriber:
-    """Subscribes from the moment it is made until `close()`. Connection loss is repaired by zmq itself."""
+    """Subscribes from the moment it is made until `close()`. Raises ZMQError for a bad endpoint."""
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
+        context: Context,
         source: EventSource,
+        *,
         on_message: OnMessage,
         on_malformed: OnMalformed,
+        on_connected: OnConnected,
     ) -> None:
         self._on_message = on_message
         self._on_malformed = on_malformed
+        self._on_connected = on_connected
         self._loop = asyncio.get_running_loop()
         self._next_turn: asyncio.Handle | None = None
-        self._socket = _subscribed_socket(context, source)
-        self._descriptor = int(self._socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._descriptor, self._turn)
+        self._socket = _subscribing_socket(context, source)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._descriptors = [int(socket.getsockopt(zmq.FD)) for socket in (self._socket, self._monitor)]
+        try:
+            _attach(self._socket, source)
+        except zmq.ZMQError:
+            self._close_sockets()
+            raise
+        for descriptor in self._descriptors:
+            self._loop.add_reader(descriptor, self._turn)
         self._schedule()
 
     def close(self) -> None:
+        """May be called again."""
         if self._socket.closed:
             return
-        self._loop.remove_reader(self._descriptor)
+        for descriptor in self._descriptors:
+            self._loop.remove_reader(descriptor)
         if self._next_turn is not None:
             self._next_turn.cancel()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
         self._socket.close(linger=0)
 
     def _schedule(self) -> None:
@@ -58,6 +82,7 @@ class EventSubscriber:
         if self._next_turn is not None:
             self._next_turn.cancel()
             self._next_turn = None
+        self._read_monitor()
         deadline = time.perf_counter() + TURN_S
         while not self._socket.closed:
             try:
@@ -69,6 +94,15 @@ class EventSubscriber:
                 self._schedule()
                 return
 
+    def _read_monitor(self) -> None:
+        while not self._monitor.closed:
+            try:
+                message = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if parse_monitor_message(message)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._on_connected()
+
     def _take(self, frames: list[bytes]) -> None:
         if len(frames) != 3:
             self._on_malformed(f"{len(frames)} frames")
@@ -78,20 +112,18 @@ class EventSubscriber:
             self._on_message(int.from_bytes(frames[1], "big"), frames[2])
 
 
-def _subscribed_socket(context: zmq.Context[zmq.Socket[bytes]], source: EventSource) -> zmq.Socket[bytes]:
+def _subscribing_socket(context: Context, source: EventSource) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.SUB)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER)
-    socket.setsockopt(zmq.RECONNECT_IVL, 50)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.IPV6, "[" in source.endpoint)
     socket.setsockopt(zmq.SUBSCRIBE, source.topic.encode())
-    try:
-        if source.bind:
-            socket.bind(source.endpoint)
-        else:
-            socket.connect(source.endpoint)
-    except zmq.ZMQError:
-        socket.close(linger=0)
-        raise
     return socket
+
+
+def _attach(socket: zmq.Socket[bytes], source: EventSource) -> None:
+    if source.bind:
+        socket.bind(source.endpoint)
+    else:
+        socket.connect(source.endpoint)
