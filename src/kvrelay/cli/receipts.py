@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,19 @@ from kvrelay.cli.admin_client import AdminClient, AdminUnavailable
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.core.receipts.reconcile import Reconciled, reconcile, stale_index_tokens
 from kvrelay.core.stats.distribution import distribution
-from kvrelay.edge.observe.explain import explain, terms_add_up
+from kvrelay.edge.observe.explain import explain, printable, terms_add_up
 from kvrelay.edge.observe.metrics_join import Comparison, compare, totals_of_page
 from kvrelay.edge.observe.receipt_file import BadReceipt, parse_receipt, read_receipts, receipt_schema
 
 FOLLOW_EVERY_S = 0.3
 FOLLOW_LIMIT = 1000  # as many as a gateway keeps; more between two looks are missed and said
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Read route receipts: tail, explain, reconcile.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Read route receipts: tail, explain, reconcile.",
+)
 
 ROUTER = typer.Option(None, "--router", metavar="URL", help="Admin URL of a running gateway.")
 TOKEN_FILE = typer.Option(None, "--admin-token-file", help="File with the gateway's admin token.")
@@ -53,6 +59,9 @@ def tail(
             sys.stdout.flush()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except BrokenPipeError:  # `| head` has seen enough; Python would complain once more when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(messages.OK) from None
     except (BadReceipt, AdminUnavailable, OSError) as error:
         messages.fail(messages.unusable_input("the receipts", str(error)))
 
@@ -104,22 +113,32 @@ def schema() -> None:
 
 
 def _tail_file(file: Path, lines: int, follow: bool) -> Iterator[Receipt]:
-    receipts = list(read_receipts(file)) if file.stat().st_size else []
-    position = file.stat().st_size
-    yield from receipts[-lines:] if lines else ()
+    position = 0
+    last: deque[bytes] = deque(maxlen=lines)
+    for line in _whole_lines(file, position):
+        position += len(line)
+        last.append(line)
+    for line in last:
+        yield parse_receipt(line, str(file))
     while follow:
         time.sleep(FOLLOW_EVERY_S)
         if not file.exists():
             continue  # between two steps of a rotation
         if file.stat().st_size < position:
             position = 0  # rotated
-        with file.open("rb") as opened:
-            opened.seek(position)
-            for line in opened:
-                if not line.endswith(b"\n"):
-                    break  # still being written
-                position += len(line)
-                yield parse_receipt(line, str(file))
+        for line in _whole_lines(file, position):
+            position += len(line)
+            yield parse_receipt(line, str(file))
+
+
+def _whole_lines(file: Path, position: int) -> Iterator[bytes]:
+    """From `position` on; a last line without its end is still being written."""
+    with file.open("rb") as opened:
+        opened.seek(position)
+        for line in opened:
+            if not line.endswith(b"\n"):
+                return
+            yield line
 
 
 def _tail_router(client: AdminClient, lines: int, follow: bool) -> Iterator[Receipt]:
@@ -175,7 +194,7 @@ def _line(receipt: Receipt) -> str:
     claimed = _or_unknown(receipt.matched_tokens_at_route)
     actual = _or_unknown(receipt.actual_cached_tokens)
     ttft = "unknown" if receipt.ttft_ms is None else f"{receipt.ttft_ms:.1f} ms"
-    return (
+    return printable(
         f"{receipt.request_id}  {receipt.status}  {receipt.chosen_worker or '-'}  {receipt.route_reason}"
         f"  claimed {claimed} actual {actual} of {_or_unknown(receipt.eligible_prefix_tokens)} tokens  ttft {ttft}"
     )

@@ -93,6 +93,11 @@ def test_a_policy_that_does_not_score_and_one_that_predicts() -> None:
     assert "10 queue_ms + 2.5 compute_ms = 12.5" in explain(receipt(candidates=(predicted,)))
 
 
+def test_ids_from_clients_cannot_steer_a_terminal() -> None:
+    text = explain(receipt("r\x1b[2J\nfake line", session_id="s\r\u202e"))
+    assert text.startswith("Request r\\x1b[2J\\nfake line (session s\\r\\u202e, tenant default)")
+
+
 @pytest.mark.covers("RC-08")
 def test_every_reason_has_its_words() -> None:
     assert set(REASONS) == set(RouteReason)

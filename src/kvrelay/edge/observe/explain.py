@@ -42,7 +42,12 @@ def explain(receipt: Receipt) -> str:
         _times(receipt),
         _identity(receipt),
     )
-    return "\n".join(line for part in parts for line in part)
+    return "\n".join(printable(line) for part in parts for line in part)
+
+
+def printable(text: str) -> str:
+    """One line that cannot steer a terminal: ids and names in receipts come from clients."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def terms_add_up(candidate: Candidate) -> bool:
