@@ -62,7 +62,7 @@ def result(out: Path) -> dict[str, Any]:
     return json.loads(ended.stdout)  # nothing but the object is on stdout
 
 
-@pytest.mark.covers("MK-04", "BM-30")
+@pytest.mark.covers("MK-04", "BM-20", "BM-30")
 def test_every_arm_had_its_own_processes_and_left_none(result: dict[str, Any]) -> None:
     observed = result["manifest"]["observed"]
     pids = [process["pid"] for arm in observed for process in arm["processes"]]
@@ -72,6 +72,7 @@ def test_every_arm_had_its_own_processes_and_left_none(result: dict[str, Any]) -
 
     assert len(observed) == 3 and len(pids) == len(set(pids)) == 3 * 5
     assert len(incarnations) == len(set(incarnations)) == 3 * 4
+    assert [arm["index_blocks_at_start"] for arm in observed] == [0, 0, 0]
     assert [arm["leftovers"] for arm in observed] == [[], [], []]
     assert not [pid for pid in pids if alive(pid)]
 

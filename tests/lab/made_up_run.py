@@ -92,6 +92,6 @@ def _facts(data: ArmData, number: int) -> ArmFacts:
     processes = [ProcessFacts("gateway", 1000 + number * 10, ("http://127.0.0.1:1",))]
     processes += [ProcessFacts(name, 1001 + number * 10 + at, (), "made-up") for at, name in enumerate(data.workers)]
     return ArmFacts(
-        data.arm.name, data.arm.policy, data.arm.repeat, tuple(processes), 4.2, len(data.receipts) + 8,
+        data.arm.name, data.arm.policy, data.arm.repeat, tuple(processes), 0, 4.2, len(data.receipts) + 8,
         len(data.samples), (),
     )  # fmt: skip

@@ -163,6 +163,13 @@ def _indented(text: str) -> str:
     return "\n".join(f"  {line}" if line else "" for line in text.splitlines())
 
 
+def sender_was_late(policy: str, lag_p99_ms: float) -> str:
+    return (
+        f"warning: under {policy} our own client sent requests late (p99 {lag_p99_ms:.0f} ms): this machine is busy\n"
+        "hint: close other programs and run again, or compare `ttft_sent_ms` in summary.json"
+    )
+
+
 def tune_needs_one_trace() -> str:
     return (
         "error: `kvrelay tune` needs one trace: a file, or `--demo` for the bundled agent sessions\n"

@@ -55,7 +55,7 @@ async def run_arm(
         config = _write_config(folder, arm, fleet.workers, settings)
         log, ready_timeout_s = folder / "gateway.log", settings.ready_timeout_s
         async with GatewayProcess(config, log=log, ready_timeout_s=ready_timeout_s) as gateway:
-            await gateway.wait_for_workers([worker.name for worker in fleet.workers])
+            index_blocks = await gateway.wait_for_workers([worker.name for worker in fleet.workers])
             processes = _processes(fleet.workers, gateway)
             async with CompletionClient(gateway.ready.url, timeout_s=settings.request_timeout_s) as client:
                 await _prime(client, arm, settings)
@@ -70,6 +70,7 @@ async def run_arm(
         policy=arm.policy,
         repeat=arm.repeat,
         processes=processes,
+        index_blocks_at_start=index_blocks,
         wall_s=round(time.monotonic() - started_s, 3),
         receipts=len(receipts),
         samples=len(samples),

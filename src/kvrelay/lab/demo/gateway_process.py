@@ -74,8 +74,11 @@ class GatewayProcess:
                 f"the gateway did not say it was ready; its log ends with:{self._log_tail()}"
             ) from (problem)
 
-    async def wait_for_workers(self, names: Sequence[str]) -> None:
-        """Until every worker is up and its residency index is live: an arm must not start half blind."""
+    async def wait_for_workers(self, names: Sequence[str]) -> int:
+        """Until every worker is up and its residency index is live: an arm must not start half blind.
+
+        Returns how many blocks the index holds then, which is 0 for a fresh fleet.
+        """
         status: dict[str, Any] = {}
         try:
             async with asyncio.timeout(self._ready_timeout_s), aiohttp.ClientSession() as session:
@@ -83,10 +86,11 @@ class GatewayProcess:
                     async with session.get(f"{self.ready.admin_url}/admin/status") as response:
                         status = await response.json()
                     await asyncio.sleep(POLL_S)
-        except TimeoutError as problem:
+        except (TimeoutError, aiohttp.ClientError) as problem:
             raise GatewayStartError(
                 f"not all of {', '.join(names)} became usable; the gateway's log ends with:{self._log_tail()}"
             ) from problem
+        return int(status["index_blocks"])
 
     async def _stop(self) -> None:
         """SIGTERM and a bounded wait for the drain, then SIGKILL to what is left of the group."""

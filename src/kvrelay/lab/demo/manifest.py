@@ -77,12 +77,13 @@ class ProcessFacts(Struct, frozen=True):
 
 
 class ArmFacts(Struct, frozen=True):
-    """One arm as it ran. `leftovers` must be empty: what was still there after it was stopped."""
+    """One arm as it ran. It starts with an empty index; `leftovers` is what was still there after it was stopped."""
 
     arm: str
     policy: str
     repeat: int
     processes: tuple[ProcessFacts, ...]
+    index_blocks_at_start: int
     wall_s: float
     receipts: int
     samples: int

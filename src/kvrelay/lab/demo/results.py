@@ -36,6 +36,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     failures: int
     ttft_ms: Distribution  # from when the request was due
     ttft_sent_ms: Distribution  # from when it left the client
+    send_lag_ms: Distribution  # how late our own client was
     itl_ms: Distribution
     session_wall_ms: Distribution
     prompt_tokens: int
@@ -90,6 +91,7 @@ def _figures(arms: Sequence[ArmData], seen: Sequence[Mapping[str, int]]) -> Figu
         failures=sum(not sample.ok for sample in samples),
         ttft_ms=distribution([sample.ttft_ms for sample in samples if sample.ttft_ms is not None]),
         ttft_sent_ms=distribution([sample.ttft_sent_ms for sample in samples if sample.ttft_sent_ms is not None]),
+        send_lag_ms=distribution([sample.sent_ms - sample.due_ms for sample in samples]),
         itl_ms=distribution([gap_ms for sample in samples for gap_ms in sample.itl_ms]),
         session_wall_ms=distribution(_session_wall_ms(samples)),
         prompt_tokens=sum(receipt.prompt_tokens or 0 for _, receipt, _ in known),

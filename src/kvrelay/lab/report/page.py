@@ -14,6 +14,7 @@ import msgspec
 from kvrelay.lab.report.view import Chart, View
 
 LIBRARIES = ("d3-7.9.0.min.js", "observable-plot-0.6.17.umd.min.js")
+LICENCES = ("d3-LICENSE.txt", "observable-plot-LICENSE.txt")
 
 
 def render_page(view: View) -> str:
@@ -31,6 +32,7 @@ def render_page(view: View) -> str:
         limitations="".join(f"<li>{escape(text)}</li>" for text in view.limitations),
         manifest=escape(view.manifest_json),
         style=_text("page.css"),
+        licences="\n\n".join(_text(f"vendor/{name}") for name in LICENCES),
         libraries="\n".join(f"<script>{_script(f'vendor/{name}')}</script>" for name in LIBRARIES),
         data=_data(view),
         script=_script("page.js"),

@@ -135,13 +135,14 @@ def _ttft_chart(arms: Sequence[ArmData], results: dict[str, PolicyResult]) -> Ch
         for sample in data.samples
         if sample.ttft_ms is not None
     ]
-    header = ("policy", "count", "p50 ms", "p95 ms", "p99 ms", "max ms", "p95 ms from sending")
+    header = ("policy", "count", "p50 ms", "p95 ms", "p99 ms", "max ms", "p95 ms from sending", "sent late, p99 ms")
     table = [
         (
             policy,
             str(result.ttft_ms.count),
             *(milliseconds(getattr(result.ttft_ms, name)) for name in ("p50", "p95", "p99", "max")),
             milliseconds(result.ttft_sent_ms.p95),
+            milliseconds(result.send_lag_ms.p99),
         )
         for policy, result in results.items()
     ]
@@ -264,12 +265,22 @@ def _in_flight(data: ArmData) -> list[dict[str, Any]]:
 
 
 def _arms_table(measured: Measured) -> Table:
-    header = ("arm, in order", "samples", "receipts", "wall s", "gateway pid", "worker pids", "left behind")
+    header = (
+        "arm, in order",
+        "samples",
+        "receipts",
+        "index at start",
+        "wall s",
+        "gateway pid",
+        "worker pids",
+        "left behind",
+    )
     rows = [
         (
             facts.arm,
             str(facts.samples),
             str(facts.receipts),
+            str(facts.index_blocks_at_start),
             f"{facts.wall_s:.1f}",
             str(facts.processes[0].pid),
             " ".join(str(process.pid) for process in facts.processes[1:]),
