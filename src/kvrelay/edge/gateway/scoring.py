@@ -19,6 +19,8 @@ def prompt_at_once(
         case Unscored():
             return Prompt(None, {}, prompt.because)
         case TextPrompt():
+            if not router.block_sizes():
+                return Prompt(None, {}, "no_worker_to_match")  # nothing could be done with the tokens
             token_ids = tokens.cached(prompt, body.model)
             if token_ids is None:
                 return None

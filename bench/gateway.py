@@ -1,0 +1,135 @@
+"""What one request and one streamed chunk cost in the gateway, in CPU time of its own process pinned to one core.
+
+The whole gateway runs: receipts, metrics, health probes, deadlines. Generator and fixed-answer workers are on the other
+core. The ceiling beside a figure is the request rate of the same generator straight at a worker, against the rate
+through the gateway: it must be well above, else the rig was the limit and the gateway's core idled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import uvloop
+
+from bench.figure import Figure
+from bench.rig.load import Load, drive, post
+from bench.rig.processes import Pinned, cores, pinned
+
+CONNECTIONS = 32
+WARM_UP, REQUESTS = 2_000, 20_000
+STREAMS, STREAM_CHUNKS, CHUNK_MS = 64, 400, 4.0
+PROMPT_TOKENS = 190  # about 1 KB of JSON
+PATH = "/v1/completions"
+
+
+def run() -> list[Figure]:
+    gateway_core, other_core = cores()
+    kept = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {other_core})
+    upstream = ["-m", "bench.rig.upstream", "--stream-chunks", str(STREAM_CHUNKS), "--chunk-ms", str(CHUNK_MS)]
+    try:
+        with pinned(upstream, core=other_core) as workers:
+            figures = _requests(workers.ready, gateway_core)
+            return figures + _chunks(workers.ready, gateway_core)
+    finally:
+        os.sched_setaffinity(0, kept)
+
+
+def _requests(worker_urls: Sequence[str], core: int) -> list[Figure]:
+    straight = _drive(worker_urls[0], _completions(REQUESTS))
+    ceiling = straight.requests / straight.wall_s
+    figures = []
+    for policy, limit_us in (("round_robin", 70.0), ("cache_load", 130.0)):
+        with pinned(_serve(worker_urls, policy), core=core) as gateway:
+            _wait_routable(gateway.ready["admin_url"], len(worker_urls))
+            _drive(gateway.ready["url"], _completions(WARM_UP))
+            cpu_s, load = _measured(gateway, _completions(REQUESTS), CONNECTIONS)
+            cpu_us = cpu_s / load.requests * 1e6
+            name = f"gateway CPU per 1 KB request, {policy}, {CONNECTIONS} connections"
+            rate = load.requests / load.wall_s
+            figures.append(Figure(name, cpu_us, "us", limit_us, None, None))
+            figures.append(Figure(f"  requests per second, {policy}", rate, "1/s", None, ceiling, "without gateway"))
+            figures.append(Figure(f"  resident memory, {policy}", gateway.rss_mb(), "MB"))
+    return figures
+
+
+def _chunks(worker_urls: Sequence[str], core: int) -> list[Figure]:
+    straight = _drive(worker_urls[0], _streams(STREAMS), connections=STREAMS)
+    ceiling = straight.chunks / straight.wall_s
+    with pinned(_serve(worker_urls, "round_robin"), core=core) as gateway:
+        _wait_routable(gateway.ready["admin_url"], len(worker_urls))
+        _drive(gateway.ready["url"], _streams(STREAMS), connections=STREAMS)
+        cpu_s, load = _measured(gateway, _streams(STREAMS * 4), STREAMS)
+    assert load.chunks == STREAMS * 4 * STREAM_CHUNKS, load
+    return [
+        Figure("gateway CPU per SSE chunk", cpu_s / load.chunks * 1e6, "us", 8.0),
+        Figure("  chunks per second", load.chunks / load.wall_s, "1/s", None, ceiling, "without gateway"),
+    ]
+
+
+def _measured(gateway: Pinned, payloads: Iterator[bytes], connections: int) -> tuple[float, Load]:
+    began = gateway.cpu_s()
+    load = _drive(gateway.ready["url"], payloads, connections=connections)
+    return gateway.cpu_s() - began, load
+
+
+def _drive(url: str, payloads: Iterator[bytes], connections: int = CONNECTIONS) -> Load:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(drive(url, payloads, connections=connections))
+
+
+def _completions(count: int) -> Iterator[bytes]:
+    """Sessions that grow from shared heads, so that cache_load finds partial matches."""
+    chance = random.Random(11)
+    heads = [[chance.randrange(100_000) for _ in range(PROMPT_TOKENS // 2)] for _ in range(64)]
+    for number in range(count):
+        tail = [chance.randrange(100_000) for _ in range(PROMPT_TOKENS - PROMPT_TOKENS // 2)]
+        prompt = heads[number % len(heads)] + tail
+        yield post(PATH, json.dumps({"model": "m", "prompt": prompt, "max_tokens": 20}, separators=(",", ":")).encode())
+
+
+def _texts(count: int) -> Iterator[bytes]:
+    """1 KB of plain text: no worker of the plain kind can match it, so nothing is hashed."""
+    for number in range(count):
+        body = {"model": "m", "prompt": f"{number:06d} " + "word " * 190, "max_tokens": 20}
+        yield post(PATH, json.dumps(body, separators=(",", ":")).encode())
+
+
+def _streams(count: int) -> Iterator[bytes]:
+    body = json.dumps({"model": "m", "prompt": list(range(64)), "stream": True}, separators=(",", ":")).encode()
+    return iter([post(PATH, body)] * count)
+
+
+def _serve(worker_urls: Sequence[str], policy: str) -> list[str]:
+    arguments = ["-m", "kvrelay.cli.main", "serve", "--policy", policy, "--port", "0", "--admin-port", "0", "--json"]
+    for url in worker_urls:
+        arguments += ["--worker", url]
+    return arguments
+
+
+def _wait_routable(admin_url: str, count: int) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if sum(worker["routable"] for worker in _get(f"{admin_url}/admin/workers")["workers"]) == count:
+            return
+        time.sleep(0.1)
+    raise TimeoutError("the gateway does not see its workers")
+
+
+def _get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return json.load(response)
+
+
+if __name__ == "__main__":
+    for figure in run():
+        limit = "" if figure.limit is None else f"  limit {figure.limit:g}"
+        ceiling = "" if figure.ceiling is None else f"  {figure.ceiling_name}: {figure.ceiling:.0f}"
+        print(f"{figure.name}: {figure.value:.1f} {figure.unit}{limit}{ceiling}")
