@@ -44,7 +44,7 @@ class MockFleetSettings(Struct, frozen=True):
     blocks: int = 5000
     prefill_tokens_per_s: float = 60_000.0
     decode_ms: float = 4.0
-    token_budget: int = 512
+    token_budget: int = 1024
     model: str = "mock-model"
 
     def specs(self) -> list[MockSpec]:
