@@ -1,17 +1,18 @@
 """How deep does each holder match a prompt? Found by halving, for all holders at once.
 
 `masks` maps a block key to an int whose bit s says that holder s has the block. Along a prompt the set of holders only
-shrinks (a holder's depth ends at its first missing block), so between two positions with equal masks nothing can have
-changed and nothing has to be looked up. Cost: (distinct depths) x log2(blocks) look-ups, against one look-up per block
-for a scan: about 40 instead of 8,192 for a prompt of 128k tokens.
+shrinks (a holder's depth ends at its first missing block), so the next position at which anybody drops out can be
+found by bisection. Cost: (distinct depths) x log2(blocks) look-ups, against one look-up per block for a scan: about
+60 instead of 8,192 for a prompt of 128k tokens.
 
 "Only shrinks" is false for a holder that lacks a block in the middle of a chain it otherwise holds (a hole). The
-residency index knows its holes and mends the answer for those holders; see `residency.py`.
+residency index knows its holes and asks for those holders one by one; see `residency.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -23,30 +24,27 @@ Level = tuple[int, int]
 
 
 def depth_levels(masks: Mapping[int, int], keys: BlockKeys, within: int) -> list[Level]:
-    """Levels of all holders in `within` that match at least one block, in no particular order. Pure."""
+    """Levels of all holders in `within` that match at least one block, shallowest first. Pure."""
     blocks = len(keys)
     if not blocks:
         return []
-    key_at = keys.item
-    first = masks.get(key_at(0), 0) & within
-    if not first:
-        return []
-    last = first & masks.get(key_at(blocks - 1), 0) if blocks > 1 else first
-    levels: list[Level] = [(last, blocks)] if last else []
-    open_ranges = [(0, first, blocks - 1, last)]
-    while open_ranges:
-        low, mask_low, high, mask_high = open_ranges.pop()
-        lost = mask_low & ~mask_high
-        if not lost:
-            continue
-        if high - low == 1:
-            levels.append((lost, low + 1))
-            continue
-        middle = (low + high) >> 1
-        mask_middle = mask_low & masks.get(key_at(middle), 0)
-        open_ranges.append((low, mask_low, middle, mask_middle))
-        open_ranges.append((middle, mask_middle, high, mask_middle & mask_high))
+    view, get = keys.data, masks.get  # a memoryview gives plain ints, an array would give numpy scalars
+    still = get(view[0], 0) & within
+    levels: list[Level] = []
+    depth = 1
+    while still and depth < blocks:
+        depth = bisect_left(view, True, depth, blocks, key=_lacks_some(get, still))
+        if depth < blocks:
+            before, still = still, still & get(view[depth], 0)
+            levels.append((before ^ still, depth))
+            depth += 1
+    if still:
+        levels.append((still, blocks))
     return levels
+
+
+def _lacks_some(get: Callable[[int, int], int], holders: int) -> Callable[[int], bool]:
+    return lambda key: get(key, 0) & holders != holders
 
 
 def set_where(array: Ints, mask: int, value: int) -> None:

@@ -442,28 +442,22 @@ class Residency:
         by_position = np.zeros(max(self._positions, 1), dtype=np.int64)
         for mask, depth in self._levels(keys, layer):
             set_where(by_position, mask, depth)
-        by_slot: Ints = by_position[self._position_of_slot]
+        by_slot: Ints = by_position.take(self._position_of_slot)
         return by_slot
 
     def _levels(self, keys: BlockKeys, layer: int) -> list[Level]:
-        levels = depth_levels(self._masks[layer], keys, self._layered[layer])
-        if not levels or not self._holed[layer]:
-            return levels
-        return self._mend(levels, keys, layer)
-
-    def _mend(self, levels: list[Level], keys: BlockKeys, layer: int) -> list[Level]:
-        """Redo holders with holes: before its first hole on this chain, a holder's blocks are gapless again."""
-        holed = 0
-        for mask, _ in levels:
-            holed |= mask & self._holed[layer]
-        mended = [(mask & ~holed, depth) for mask, depth in levels if mask & ~holed]
-        while holed:
-            bit = holed & -holed
-            mended += self._exact(bit, keys, layer)
-            holed ^= bit
-        return mended
+        masks, holed = self._masks[layer], self._holed[layer]
+        levels = depth_levels(masks, keys, self._layered[layer] & ~holed)
+        if holed and len(keys):
+            affected = holed & masks.get(keys.item(0), 0)
+            while affected:
+                bit = affected & -affected
+                levels += self._exact(bit, keys, layer)
+                affected ^= bit
+        return levels
 
     def _exact(self, bit: int, keys: BlockKeys, layer: int) -> list[Level]:
+        """The level of a holder with holes: before its first hole on this chain, its blocks are gapless again."""
         holder = next(h for h in self._holders.values() if h.bit == bit)
         holes = holder.tables[layer].holes
         first_hole = next((i for i, key in enumerate(keys.tolist()) if key in holes), len(keys))

@@ -44,7 +44,7 @@ class CacheLoad:
     def choose(self, now: float, field: Field, ledger: Ledger) -> Choice:
         terms = self.scorer.terms(now, field, ledger)
         scores = _total(terms)
-        reachable = field.matched_tokens + field.lower_tokens
+        reachable = field.reachable_tokens
         tied = self._tied(scores, reachable)
         position = break_tie(tied, field, ledger)
         spilled_from = _holder_passed_over(field, reachable, position)

@@ -22,9 +22,9 @@ class Field(Struct, frozen=True, eq=False):
 
     slots: Ints
     prompt_tokens: int
-    matched_tokens: Ints  # reusable at once: in the fastest tier, or being computed there now
-    lower_tokens: Ints | int  # further tokens that lie in lower tiers
-    transfer_ms: Floats  # estimated, for loading `lower_tokens`
+    ready_tokens: Ints  # reusable at once: in the fastest tier, or being computed there now
+    reachable_tokens: Ints  # the same and what lies in lower tiers
+    transfer_ms: Floats  # estimated, for loading what is reachable and not ready
     load: Ints  # booked load: one row per candidate, columns as `ledger.COLUMNS`
     prefill_tokens_per_s: Floats  # learned rates
     block_size_tokens: int  # the unit in which the `weights` scorer counts blocks

@@ -36,7 +36,7 @@ class PredictScorer:
         backlog = ledger.rates.remaining_tokens(now, field.slots, prefill_tokens, field.prefill_tokens_per_s)
         if ledger.any_foreign:
             backlog = backlog + foreign * ledger.mean_prefill_tokens(field.prompt_tokens)
-        compute_ms = (field.prompt_tokens - field.matched_tokens - field.lower_tokens) * ms_per_token
+        compute_ms = (field.prompt_tokens - field.reachable_tokens) * ms_per_token
         return {
             "queue_ms": backlog * ms_per_token,
             "compute_ms": compute_ms,

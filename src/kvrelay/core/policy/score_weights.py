@@ -27,7 +27,7 @@ class WeightsScorer:
     def terms(self, now: float, field: Field, ledger: Ledger) -> Mapping[str, Floats]:
         weights = self._weights
         return {
-            "reuse_credit": (field.matched_tokens + field.lower_tokens) * (weights.alpha / field.block_size_tokens),
+            "reuse_credit": field.reachable_tokens * (weights.alpha / field.block_size_tokens),
             "prefill_debit": field.load[:, 2] * -weights.beta,
             "decode_debit": field.load[:, 3] * -weights.gamma,
             "transfer_debit": field.transfer_ms * -weights.delta,

@@ -120,7 +120,7 @@ class _Matched:
         row.tiers = _tiers(decision, at)
         row.tokens = sum(row.tiers.values())
         row.blocks = row.tokens // size
-        row.fast_tokens = int(decision.field.matched_tokens[at])
+        row.fast_tokens = int(decision.field.ready_tokens[at])
         row.lower_tokens = row.tokens - row.fast_tokens
         return row
 
@@ -179,7 +179,7 @@ def _candidate(decision: Decision, at: int) -> Candidate:
 
 def _tiers(decision: Decision, at: int) -> dict[str, int]:
     tiers = {"gpu": int(decision.fast_tokens[at])}
-    if in_flight := int(decision.field.matched_tokens[at]) - tiers["gpu"]:
+    if in_flight := int(decision.field.ready_tokens[at]) - tiers["gpu"]:
         tiers["in_flight"] = in_flight
     tiers.update((tier, int(tokens[at])) for tier, tokens in decision.tier_tokens.items())
     return tiers

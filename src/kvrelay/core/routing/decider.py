@@ -44,8 +44,8 @@ class Decider:
             engine=spec.engine,
             models_payload=spec.models_payload,
             index_state=target.index_state,
-            fast_tokens=matches.fast[slots],
-            tier_tokens={tier: tokens[slots] for tier, tokens in matches.lower.items()},
+            fast_tokens=matches.fast.take(slots),
+            tier_tokens={tier: tokens.take(slots) for tier, tokens in matches.lower.items()},
             best_known_tokens=int(np.maximum.reduce(matches.reachable())),
             load_version=self._ledger.version,
             targets=self._fleet.targets,
@@ -62,15 +62,15 @@ class Decider:
 
     def _field(self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints, matches: Matches) -> Field:
         bound_slot, bound_elsewhere = self._binding(now, policy, arrived, slots)
-        matched = matches.ready[slots]
+        ready = matches.ready.take(slots)
         return Field(
             slots=slots,
             prompt_tokens=arrived.prompt.prompt_tokens or 0,
-            matched_tokens=matched,
-            lower_tokens=matches.reachable()[slots] - matched if matches.lower else 0,
+            ready_tokens=ready,
+            reachable_tokens=matches.reachable().take(slots) if matches.lower else ready,
             transfer_ms=_transfer_ms(matches, slots),
-            load=self._ledger.table[slots],
-            prefill_tokens_per_s=self._ledger.rates.tokens_per_s[slots],
+            load=self._ledger.table.take(slots, axis=0),
+            prefill_tokens_per_s=self._ledger.rates.tokens_per_s.take(slots),
             block_size_tokens=min(self._fleet.block_sizes(), default=1),
             scored=arrived.prompt.scorable,
             index_usable=any(self._fleet.at(s).index_state is not IndexState.UNUSABLE for s in slots[:64].tolist()),
@@ -102,5 +102,5 @@ class Decider:
 def _transfer_ms(matches: Matches, slots: Ints) -> Floats:
     ms = np.zeros(len(slots))
     for tier, tokens in matches.lower.items():
-        ms += tokens[slots] * TRANSFER_MS_PER_TOKEN[tier]
+        ms += tokens.take(slots) * TRANSFER_MS_PER_TOKEN[tier]
     return ms

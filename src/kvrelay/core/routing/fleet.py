@@ -77,6 +77,7 @@ class FleetView:
         self.block_size_of_slot: Ints = np.zeros(0, dtype=np.int64)
         self._kept: dict[str | None, Candidates] = {}
         self._limits: Ints | None = None
+        self._limited = False
         self._block_sizes: tuple[int, ...] = ()
 
     def add(self, worker: Worker) -> None:
@@ -177,11 +178,9 @@ class FleetView:
         if found.why_none is not None:
             return found
         if self._limits is None:
-            self._limits = np.array(
-                [self._limit(target) for target in self.targets] or [0],
-                dtype=np.int64,
-            )
-        if not self._limits.any():
+            self._limits = np.array([self._limit(target) for target in self.targets], dtype=np.int64)
+            self._limited = bool(self._limits.any())
+        if not self._limited:
             return Candidates(slots)
         limits = self._limits[slots]
         free = slots[(limits == 0) | (ledger.active_requests[slots] < limits)]

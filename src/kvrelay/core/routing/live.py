@@ -23,7 +23,7 @@ class Decision(Struct, frozen=True, eq=False):
     engine: str
     models_payload: bool | None
     index_state: IndexState
-    fast_tokens: Ints  # per candidate: in the fastest tier; `field.matched_tokens` has what is in flight too
+    fast_tokens: Ints  # per candidate: in the fastest tier; `field.ready_tokens` has what is in flight too
     tier_tokens: dict[str, Ints]  # per candidate: what each lower tier adds
     best_known_tokens: int  # the deepest match over all live workers, candidates or not
     load_version: int
@@ -31,8 +31,7 @@ class Decision(Struct, frozen=True, eq=False):
 
     def claimed_tokens(self) -> int:
         """What the chosen worker was believed to be able to reuse, from all tiers."""
-        lower = self.field.lower_tokens
-        return int(self.field.matched_tokens[self.at]) + (lower if isinstance(lower, int) else int(lower[self.at]))
+        return int(self.field.reachable_tokens[self.at])
 
 
 class Attempted(Struct):
