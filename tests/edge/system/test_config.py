@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay.edge.system.config import Config, ConfigError, Problem, keys, load_config, router_settings
+from kvrelay.edge.system.config import (
+    Config,
+    ConfigError,
+    Problem,
+    keys,
+    load_config,
+    router_settings,
+    run_digest,
+)
 
 PUBLISHED = """
 gateway.host gateway.port gateway.admin_host gateway.admin_port gateway.policy gateway.scorer gateway.processes
@@ -196,6 +204,16 @@ def test_the_routers_settings_are_the_configurations_words() -> None:
 def test_defaults_of_the_routing_keys_are_the_routers_own() -> None:
     settings = router_settings(Config(), key_seed=b"", seed=0, manifest_digest=None)
     assert settings == type(settings)()
+
+
+@pytest.mark.covers("RC-16")
+def test_a_run_without_a_manifest_of_its_own_is_named_by_what_decides_it() -> None:
+    config = load_config(env={})
+    digest = run_digest(config, version="1", seed=7)
+    assert digest == run_digest(load_config(env={"KVRELAY_GATEWAY__PORT": "8000"}), version="1", seed=7)
+    other = load_config(env={"KVRELAY_GATEWAY__POLICY": "random"})
+    assert len({digest, run_digest(config, version="2", seed=7), run_digest(config, version="1", seed=8)}) == 3
+    assert digest != run_digest(other, version="1", seed=7)
 
 
 def test_the_guide_names_every_key() -> None:

@@ -16,7 +16,7 @@ from kvrelay.core.model.prompt import Tenant
 from kvrelay.core.policy.registry import POLICIES, SCORERS
 from kvrelay.core.routing.status import WorkerStatus
 from kvrelay.edge.fleet.static import UnknownWorker, WorkerExists
-from kvrelay.edge.fleet.watch import WorkerView
+from kvrelay.edge.fleet.view import WorkerView
 from kvrelay.edge.gateway.auth import AdminToken
 from kvrelay.edge.gateway.openai import read_body
 from kvrelay.edge.gateway.scoring import prompt_in_time

@@ -37,7 +37,7 @@ from kvrelay.edge.http.server import HttpServer, start_server
 from kvrelay.edge.observe.metrics import Metrics
 from kvrelay.edge.observe.receipt_log import ReceiptLog
 from kvrelay.edge.system.clock import monotonic_s
-from kvrelay.edge.system.config import Config, router_settings
+from kvrelay.edge.system.config import Config, router_settings, run_digest
 
 LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Gateway:
         self.config = config
         self.seed = secrets.randbits(63) if seed is None else seed
         self._key_seed = secrets.token_bytes(32) if key_seed is None else key_seed
-        self._manifest_digest = manifest_digest
+        self._manifest_digest = manifest_digest or run_digest(config, version=__version__, seed=self.seed)
         self._random = random.Random(self.seed)
         self._routes: dict[str, Route] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -155,6 +155,8 @@ class Gateway:
             "open_requests": len(self.host.requests),
             "open_upstream_calls": self._pool.open_calls,
             "receipts_dropped": self.receipts.dropped,
+            "seed": self.seed,
+            "manifest_digest": self._manifest_digest,
         }
 
     def draw(self) -> int:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from kvrelay.core.model.effects import Dispatch
 from kvrelay.edge.connectors.base import Connector
-from kvrelay.edge.fleet.watch import Upstream
+from kvrelay.edge.fleet.view import Upstream
 from kvrelay.edge.http.client import Origin
 from kvrelay.edge.http.heads import CRLF, HOP_BY_HOP, Header, end_to_end
 from kvrelay.edge.system.urls import host_and_port

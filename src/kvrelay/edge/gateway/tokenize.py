@@ -21,7 +21,7 @@ from msgspec import Struct
 from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.connectors.base import WorkerAnswerUnusable, WorkerUnreachable
 from kvrelay.edge.fleet.static import Fleet
-from kvrelay.edge.fleet.watch import WorkerView
+from kvrelay.edge.fleet.view import WorkerView
 from kvrelay.edge.gateway.openai import TextPrompt, Unscored
 from kvrelay.edge.system.sections import TokensSection
 

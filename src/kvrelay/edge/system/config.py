@@ -6,6 +6,7 @@ All problems are found in one pass and raised together, so that one start shows 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,16 @@ from kvrelay.edge.system.sections import (
 )
 from kvrelay.edge.system.urls import mask_credentials
 
-__all__ = ["Config", "ConfigError", "Problem", "WorkerConfig", "keys", "load_config", "router_settings"]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Problem",
+    "WorkerConfig",
+    "keys",
+    "load_config",
+    "router_settings",
+    "run_digest",
+]
 
 ENV_PREFIX = "KVRELAY_"
 DEFAULT_FILE = "kvrelay.toml"
@@ -136,6 +146,13 @@ def router_settings(config: Config, *, key_seed: bytes, seed: int, manifest_dige
         seed=seed,
         manifest_digest=manifest_digest,
     )
+
+
+def run_digest(config: Config, *, version: str, seed: int) -> str:
+    """Names a run in its receipts: equal digests mean the same version, seed and effective configuration."""
+    stated = {"version": version, "seed": seed, "config": config.model_dump(mode="json")}
+    text = json.dumps(stated, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
