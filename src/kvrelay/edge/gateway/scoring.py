@@ -21,6 +21,8 @@ def prompt_at_once(
         case TextPrompt():
             if not router.block_sizes():
                 return Prompt(None, {}, "no_worker_to_match")  # nothing could be done with the tokens
+            if not router.policy.needs_match:
+                return Prompt(None, {}, "policy_needs_no_tokens")  # tokenizing costs more than such a policy itself
             token_ids = tokens.cached(prompt, body.model)
             if token_ids is None:
                 return None
