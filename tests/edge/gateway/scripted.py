@@ -63,6 +63,8 @@ class ScriptedWorker:
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
+        if self._server is not None:
+            return
         self._server = await start_server(self._handle, host="127.0.0.1", port=self.port, limits=HttpLimits())
         self.port = self._server.port
 
