@@ -65,8 +65,8 @@ def _headline(receipt: Receipt) -> Iterable[str]:
     if receipt.chosen_worker is None:
         yield f"  It went to no worker: {why} ({receipt.route_reason})."
         return
-    rank = f", rank {receipt.rank}" if receipt.rank else ""
-    yield f"  Policy {receipt.policy} sent it to {receipt.chosen_worker}{rank}, because {why} ({receipt.route_reason})."
+    where = f"{receipt.chosen_worker}{_rank(receipt.rank)}"
+    yield f"  Policy {receipt.policy} sent it to {where}, because {why} ({receipt.route_reason})."
     if receipt.models_payload is False:
         yield "  That worker is a mock: no KV tensor and no real latency stand behind its answers."
     if receipt.spilled_from:
@@ -126,7 +126,8 @@ def _candidates(receipt: Receipt) -> Iterable[str]:
             receipt.incarnation,
             receipt.rank,
         )
-        yield f"    {'->' if chosen else '  '} {_candidate(candidate)}"
+        yield f"    {'->' if chosen else '  '} {candidate.worker}{_rank(candidate.rank)}{_arithmetic(candidate)}"
+        yield f"         {_matched_and_load(candidate)}"
 
 
 def _order(candidates: tuple[Candidate, ...]) -> str:
@@ -136,12 +137,8 @@ def _order(candidates: tuple[Candidate, ...]) -> str:
     return "score in ms, lowest is best" if all(name.endswith("_ms") for name in names) else "highest score is best"
 
 
-def _candidate(candidate: Candidate) -> str:
-    rank = f"/{candidate.rank}" if candidate.rank else ""
-    matched = ", ".join(f"{tier} {tokens}" for tier, tokens in candidate.matched_tokens.items() if tokens) or "none"
-    load = ", ".join(f"{name} {_number(value)}" for name, value in candidate.load.items())
-    text = f"{candidate.worker}{rank}: {_arithmetic(candidate)}matched tokens: {matched}"
-    return f"{text}; load: {load}" if load else text
+def _rank(rank: int | None) -> str:
+    return f", rank {rank}" if rank else ""
 
 
 def _arithmetic(candidate: Candidate) -> str:
@@ -149,7 +146,13 @@ def _arithmetic(candidate: Candidate) -> str:
         return ""
     terms = " ".join(_signed(name, value) for name, value in candidate.terms.items()).removeprefix("+ ")
     doubt = "" if terms_add_up(candidate) else f" (the terms sum to {_number(math.fsum(candidate.terms.values()))}!)"
-    return f"{terms} = {_number(candidate.score)}{doubt}; "
+    return f": {terms} = {_number(candidate.score)}{doubt}"
+
+
+def _matched_and_load(candidate: Candidate) -> str:
+    matched = ", ".join(f"{tier} {tokens}" for tier, tokens in candidate.matched_tokens.items() if tokens)
+    load = ", ".join(f"{name} {_number(value)}" for name, value in candidate.load.items() if value)
+    return f"matched tokens: {matched or 'none'}; load: {load or 'none'}"
 
 
 def _signed(name: str, value: float) -> str:
