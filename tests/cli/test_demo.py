@@ -41,13 +41,14 @@ def test_missing_and_foreign_trace_files(capsys: pytest.CaptureFixture[str], tmp
     )
 
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0]}\n')
+    path.write_text('{"timestamp": 0, "input_length": 6000, "output_length": 5, "hash_ids": []}\n')
     with pytest.raises(SystemExit) as stop:
         load_trace(path)
     assert failure(capsys, stop) == (
         messages.USAGE_ERROR,
-        f"error: `{path}`, line 1: 1 hash_ids for input_length 600\n"
-        "  legal: 2 at a block size of 512 tokens (another block size?)\n",
+        f"error: `{path}`, line 1: 0 hash_ids for input_length 6000\n"
+        "  legal: the number of blocks of one size for all rows; "
+        "the rows before fit 512, 16, 32, 64, 128, 256, 1024, 2048 tokens\n",
     )
 
 

@@ -28,10 +28,26 @@ def test_rows_are_cumulative_requests_of_one_scope() -> None:
     assert trace.limitations() == ()
 
 
+def test_rows_of_a_session_are_its_turns_and_the_block_size_follows_from_all_rows() -> None:
+    trace = read_mooncake(
+        [
+            row(session_id="s", timestamp=1000, input_length=17869, output_length=5, hash_ids=list(range(279))),
+            row(session_id="t", timestamp=1500, input_length=64, output_length=5, hash_ids=[900]),
+            row(session_id="s", timestamp=9000, input_length=18763, output_length=5, hash_ids=list(range(293))),
+        ]
+    )
+
+    assert [(s.session_id, s.start_ms, [t.due_ms for t in s.turns]) for s in trace.sessions] == [
+        ("s", 1000, [0, 8000]),
+        ("t", 1500, [0]),
+    ]
+    assert trace.block_size_tokens == 64
+
+
 @pytest.mark.parametrize(
     ("bad", "found"),
     [
-        (row(session_id="s", input_length=5, output_length=1, hash_ids=[1], delay=3.0), "only new tokens"),
+        (row(session_id="s", input_length=5, output_length=1, hash_ids=[1], delay=3.0), "only the new tokens"),
         (row(timestamp=0, input_length=256, output_length=64), "no `timestamp` or no `hash_ids`"),
         (row(timestamp=0, input_length=5000, output_length=64, hash_ids=[1]), "1 hash_ids for input_length 5000"),
         (b"[]", "Expected `object`"),
