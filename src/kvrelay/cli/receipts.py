@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import typer
@@ -113,32 +113,36 @@ def schema() -> None:
 
 
 def _tail_file(file: Path, lines: int, follow: bool) -> Iterator[Receipt]:
-    position = 0
-    last: deque[bytes] = deque(maxlen=lines)
-    for line in _whole_lines(file, position):
-        position += len(line)
-        last.append(line)
-    for line in last:
-        yield parse_receipt(line, str(file))
-    while follow:
-        time.sleep(FOLLOW_EVERY_S)
-        if not file.exists():
-            continue  # between two steps of a rotation
-        if file.stat().st_size < position:
-            position = 0  # rotated
-        for line in _whole_lines(file, position):
-            position += len(line)
-            yield parse_receipt(line, str(file))
-
-
-def _whole_lines(file: Path, position: int) -> Iterator[bytes]:
-    """From `position` on; a last line without its end is still being written."""
-    with file.open("rb") as opened:
-        opened.seek(position)
-        for line in opened:
-            if not line.endswith(b"\n"):
+    opened = file.open("rb")
+    try:
+        last = deque(_whole_lines(opened), maxlen=lines)
+        while True:
+            for line in last:
+                yield parse_receipt(line, str(file))
+            if not follow:
                 return
-            yield line
+            time.sleep(FOLLOW_EVERY_S)
+            rotated = _is_another_file(file, opened)  # asked first: what is read now was written before
+            last = deque(_whole_lines(opened))
+            if rotated:
+                opened.close()
+                opened = file.open("rb")
+    finally:
+        opened.close()
+
+
+def _whole_lines(opened: BinaryIO) -> Iterator[bytes]:
+    """To the end; a last line without its end is still being written and is left for later."""
+    while (line := opened.readline()).endswith(b"\n"):
+        yield line
+    opened.seek(-len(line), os.SEEK_CUR)
+
+
+def _is_another_file(file: Path, opened: BinaryIO) -> bool:
+    try:
+        return file.stat().st_ino != os.fstat(opened.fileno()).st_ino
+    except FileNotFoundError:
+        return False  # between two steps of a rotation
 
 
 def _tail_router(client: AdminClient, lines: int, follow: bool) -> Iterator[Receipt]:
