@@ -16,7 +16,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from kvrelay.cli.main import app
-from kvrelay.cli.receipts import _tail_file
+from kvrelay.cli.receipt_sources import tail_file
 from kvrelay.core.model.units import Status
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.edge.observe.explain import explain
@@ -94,7 +94,7 @@ def test_tail_follows_a_file_through_a_rotation(file: Path) -> None:
     found: list[str] = []
 
     def follow() -> None:
-        for one in _tail_file(file, 1, follow=True):
+        for one in tail_file(file, 1, follow=True):
             found.append(one.request_id)
             if one.request_id == "end":
                 return

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import typer
 
 from kvrelay.cli import messages
 from kvrelay.cli.admin_client import AdminClient, AdminUnavailable
+from kvrelay.cli.receipt_sources import find_receipt, tail_file, tail_router
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.core.receipts.reconcile import Reconciled, reconcile, stale_index_tokens
 from kvrelay.core.stats.distribution import distribution
 from kvrelay.edge.observe.explain import explain, printable, terms_add_up
 from kvrelay.edge.observe.metrics_join import Comparison, compare, totals_of_page
-from kvrelay.edge.observe.receipt_file import BadReceipt, parse_receipt, read_receipts, receipt_schema
-
-FOLLOW_EVERY_S = 0.3
-FOLLOW_LIMIT = 1000  # as many as a gateway keeps; more between two looks are missed and said
+from kvrelay.edge.observe.receipt_file import BadReceipt, read_receipts, receipt_schema
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,9 +44,9 @@ def tail(
 ) -> None:
     """Print the last receipts, oldest first."""
     if router is not None:
-        receipts = _tail_router(AdminClient(router, token_file), lines, follow)
+        receipts = tail_router(AdminClient(router, token_file), lines, follow)
     elif file is not None:
-        receipts = _tail_file(file, lines, follow)
+        receipts = tail_file(file, lines, follow)
     else:
         messages.fail(messages.no_receipt_source())
     try:
@@ -76,7 +72,7 @@ def explain_command(
 ) -> None:
     """Tell one receipt in words: who was a candidate, why one was chosen, what was claimed and what was hit."""
     try:
-        receipt = _find(target, file, AdminClient(router, token_file) if router is not None else None)
+        receipt = find_receipt(target, file, AdminClient(router, token_file) if router is not None else None)
     except (BadReceipt, AdminUnavailable, OSError) as error:
         messages.fail(messages.unusable_input("the receipts", str(error)))
     sys.stdout.write((_explained_json(receipt) if as_json else explain(receipt)) + "\n")
@@ -107,84 +103,6 @@ def reconcile_command(
 def schema() -> None:
     """Print the JSON schema of a receipt line."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(receipt_schema()), indent=2).decode() + "\n")
-
-
-# --- where receipts come from ----------------------------------------------------------------------------------------
-
-
-def _tail_file(file: Path, lines: int, follow: bool) -> Iterator[Receipt]:
-    opened = file.open("rb")
-    try:
-        last = deque(_whole_lines(opened), maxlen=lines)
-        while True:
-            for line in last:
-                yield parse_receipt(line, str(file))
-            if not follow:
-                return
-            time.sleep(FOLLOW_EVERY_S)
-            rotated = _is_another_file(file, opened)  # asked first: what is read now was written before
-            last = deque(_whole_lines(opened))
-            if rotated:
-                opened.close()
-                opened = file.open("rb")
-    finally:
-        opened.close()
-
-
-def _whole_lines(opened: BinaryIO) -> Iterator[bytes]:
-    """To the end; a last line without its end is still being written and is left for later."""
-    while (line := opened.readline()).endswith(b"\n"):
-        yield line
-    opened.seek(-len(line), os.SEEK_CUR)
-
-
-def _is_another_file(file: Path, opened: BinaryIO) -> bool:
-    try:
-        return file.stat().st_ino != os.fstat(opened.fileno()).st_ino
-    except FileNotFoundError:
-        return False  # between two steps of a rotation
-
-
-def _tail_router(client: AdminClient, lines: int, follow: bool) -> Iterator[Receipt]:
-    seen: dict[str, None] = {}
-    limit = lines
-    while True:
-        newest_first = client.receipts(limit) if limit else []
-        for receipt in reversed(newest_first):
-            if receipt.request_id not in seen:
-                seen[receipt.request_id] = None
-                yield receipt
-        if not follow:
-            return
-        while len(seen) > 2 * FOLLOW_LIMIT:
-            del seen[next(iter(seen))]
-        limit = FOLLOW_LIMIT
-        time.sleep(FOLLOW_EVERY_S)
-
-
-def _find(target: str, file: Path | None, client: AdminClient | None) -> Receipt:
-    path, _, line = target.rpartition(":")
-    if path and line.isdigit() and Path(path).is_file():
-        return _at_line(Path(path), int(line))
-    if file is not None:
-        found = next((receipt for receipt in read_receipts(file) if receipt.request_id == target), None)
-        where = str(file)
-    elif client is not None:
-        found = client.receipt(target)
-        where = client.url
-    else:
-        messages.fail(messages.no_receipt_source())
-    if found is None:
-        messages.fail(messages.unknown_receipt(target, source=where))
-    return found
-
-
-def _at_line(file: Path, number: int) -> Receipt:
-    with file.open("rb") as opened:
-        for at, line in enumerate(opened, start=1):
-            if at == number:
-                return parse_receipt(line, f"{file}:{number}")
-    raise BadReceipt(f"{file} has no line {number}")
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------
