@@ -20,7 +20,7 @@ def new_ledger(slots=SLOTS):
 
 
 def row(ledger, slot=0):
-    return ledger.table[slot].tolist()
+    return ledger.table[:, slot].tolist()
 
 
 @pytest.mark.covers("S01")

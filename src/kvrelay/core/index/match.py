@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from kvrelay.core.model.arrays import Ints
+from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.prompt import BlockKeys
 
 Level = tuple[int, int]
@@ -47,7 +47,7 @@ def _lacks_some(get: Callable[[int, int], int], holders: int) -> Callable[[int],
     return lambda key: get(key, 0) & holders != holders
 
 
-def set_where(array: Ints, mask: int, value: int) -> None:
+def set_where(array: Ints | Floats, mask: int, value: int) -> None:
     """`array[i] = value` for every set bit i of the mask."""
     if not mask & (mask - 1):
         array[mask.bit_length() - 1] = value

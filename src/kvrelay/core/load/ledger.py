@@ -12,13 +12,14 @@ import numpy as np
 from msgspec import Struct
 
 from kvrelay.core.load.prefill_rate import PrefillRates
-from kvrelay.core.model.arrays import Floats, Ints
+from kvrelay.core.model.arrays import Floats
 
 _RECENT_HALF_LIFE_S = 60.0
 _RECENT_RESCALE_S = 600.0
 
 
-COLUMNS = ("active_requests", "queued_requests", "active_prefill_tokens", "active_decode_blocks", "foreign_requests")
+KINDS = ("active_requests", "queued_requests", "active_prefill_tokens", "active_decode_blocks", "foreign_requests")
+ACTIVE, QUEUED, PREFILL, DECODE, FOREIGN = range(len(KINDS))
 
 
 class Booking(Struct):
@@ -33,12 +34,13 @@ class Booking(Struct):
 class Ledger:
     """Booked load per slot.
 
-    `table` has one row per slot and the columns of `COLUMNS`, so that the load of many candidates is one gather; the
-    attributes of the same names are views of its columns. All are owned by the ledger: read them, do not keep them.
+    `table` has one row per kind of load (`KINDS`) and one column per slot, so that the load of many candidates is one
+    gather; the attributes are views of its rows. Whole numbers, kept as float64 because scorers calculate with them.
+    All are owned by the ledger: read them, do not keep them.
     """
 
     def __init__(self, *, initial_prefill_tokens_per_s: float) -> None:
-        self._rows(np.zeros((0, len(COLUMNS)), dtype=np.int64))
+        self._grow_to(0)
         self.recent_tokens: Floats = np.zeros(0)  # prefill placed lately; only comparisons between slots mean anything
         self.version = 0
         self.rates = PrefillRates(initial_tokens_per_s=initial_prefill_tokens_per_s)
@@ -51,19 +53,22 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._bookings)
 
-    def _rows(self, table: Ints) -> None:
-        self.table = table
-        self.active_requests: Ints = table[:, 0]
-        self.queued_requests: Ints = table[:, 1]  # dispatched, no token yet
-        self.prefill_tokens: Ints = table[:, 2]
-        self.decode_blocks: Ints = table[:, 3]
-        self.foreign_requests: Ints = table[:, 4]  # reported beyond what we booked
+    def _grow_to(self, slots: int) -> None:
+        table = np.zeros((len(KINDS), slots))
+        if slots:
+            table[:, : self.table.shape[1]] = self.table
+        self.table: Floats = table
+        self.active_requests = table[ACTIVE]
+        self.queued_requests = table[QUEUED]  # dispatched, no token yet
+        self.prefill_tokens = table[PREFILL]
+        self.decode_blocks = table[DECODE]
+        self.foreign_requests = table[FOREIGN]  # reported beyond what we booked
 
     def add_slot(self, slot: int) -> None:
         """Start a slot at zero."""
         if slot >= len(self.active_requests):
             more = slot + 1 - len(self.active_requests)
-            self._rows(np.vstack([self.table, np.zeros((more, len(COLUMNS)), dtype=np.int64)]))
+            self._grow_to(slot + 1)
             self.recent_tokens = np.append(self.recent_tokens, np.zeros(more))
         self.rates.add_slot(slot)
         self._clear(slot)
@@ -146,7 +151,7 @@ class Ledger:
         assert self.queued_requests[booking.slot] >= 0 and self.prefill_tokens[booking.slot] >= 0
 
     def _clear(self, slot: int) -> None:
-        self.table[slot] = 0
+        self.table[:, slot] = 0
         self.recent_tokens[slot] = 0.0
         self.reported.pop(slot, None)
         self._foreign_slots.discard(slot)

@@ -63,7 +63,7 @@ class PrefillRates:
         """A booked prefill will not finish; it teaches nothing."""
         self._since[slot] = now
 
-    def remaining_tokens(self, now: float, slots: Ints, backlog_tokens: Ints, tokens_per_s: Floats) -> Floats:
+    def remaining_tokens(self, now: float, slots: Ints, backlog_tokens: Floats, tokens_per_s: Floats) -> Floats:
         """Backlog of each slot less what it should have computed since its last first token."""
         done = tokens_per_s * (now - self._since.take(slots))
         remaining: Floats = backlog_tokens - np.minimum(done, backlog_tokens * _MAX_PROGRESS)

@@ -57,7 +57,7 @@ class CacheLoad:
             spilled_from=spilled_from,
         )
 
-    def _tied(self, scores: Floats, reachable: Ints) -> Ints:
+    def _tied(self, scores: Floats, reachable: Floats) -> Ints:
         """The best score, and whoever is no further from it than the scorer's noise and needs as little computing."""
         lowest = self.scorer.best_is_lowest
         best = float(np.minimum.reduce(scores) if lowest else np.maximum.reduce(scores))
@@ -68,7 +68,7 @@ class CacheLoad:
             tied = tied[matched == np.maximum.reduce(matched)]
         return tied
 
-    def _reason(self, field: Field, reachable: Ints, tied: int, position: int, spilled: bool) -> RouteReason:
+    def _reason(self, field: Field, reachable: Floats, tied: int, position: int, spilled: bool) -> RouteReason:
         if len(field.slots) == 1:
             return RouteReason.ONLY_CANDIDATE
         if not field.index_usable:
@@ -91,7 +91,7 @@ def _total(terms: Mapping[str, Floats]) -> Floats:
     return total
 
 
-def _holder_passed_over(field: Field, reachable: Ints, position: int) -> int | None:
+def _holder_passed_over(field: Field, reachable: Floats, position: int) -> int | None:
     """The slot with the best match when the chosen one has a worse one: its load sent the request away."""
     best = int(reachable.argmax())
     return int(field.slots[best]) if reachable[best] > reachable[position] else None

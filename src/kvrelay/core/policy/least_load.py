@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from kvrelay.core.load.ledger import Ledger
-from kvrelay.core.model.arrays import Floats
 from kvrelay.core.model.units import RouteReason
 from kvrelay.core.policy.policy import Choice, Field, break_tie
 
@@ -18,8 +17,8 @@ class LeastLoad:
     binds_sessions = False
 
     def choose(self, now: float, field: Field, ledger: Ledger) -> Choice:
-        active, _, backlog, _, foreign = field.load.T
-        requests: Floats = (active + foreign).astype(np.float64)
+        active, _, backlog, _, foreign = field.load
+        requests = active + foreign
         fewest = np.flatnonzero(requests == requests.min())
         lightest = fewest[backlog[fewest] == backlog[fewest].min()]
         position = break_tie(lightest, field, ledger)

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct
 
-from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.load.ledger import ACTIVE, FOREIGN, Ledger
 from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.units import RouteReason
 
@@ -22,10 +22,10 @@ class Field(Struct, frozen=True, eq=False):
 
     slots: Ints
     prompt_tokens: int
-    ready_tokens: Ints  # reusable at once: in the fastest tier, or being computed there now
-    reachable_tokens: Ints  # the same and what lies in lower tiers
+    ready_tokens: Floats  # reusable at once: in the fastest tier, or being computed there now
+    reachable_tokens: Floats  # the same and what lies in lower tiers
     transfer_ms: Floats  # estimated, for loading what is reachable and not ready
-    load: Ints  # booked load: one row per candidate, columns as `ledger.COLUMNS`
+    load: Floats  # booked load: one row per kind, as `ledger.KINDS`, one column per candidate
     prefill_tokens_per_s: Floats  # learned rates
     block_size_tokens: int  # the unit in which the `weights` scorer counts blocks
     scored: bool  # False: no keys for this prompt, or no candidate whose index could match
@@ -60,9 +60,9 @@ class Policy(Protocol):
 def break_tie(positions: Ints, field: Field, ledger: Ledger) -> int:
     """Of equally good candidates the one with fewest requests, then least work placed lately, then by the draw."""
     if len(positions) > 1:
-        requests = field.load[positions, 0] + field.load[positions, 4]
+        requests = field.load[ACTIVE].take(positions) + field.load[FOREIGN].take(positions)
         positions = positions[requests == np.minimum.reduce(requests)]
     if len(positions) > 1:
-        recent = ledger.recent_tokens[field.slots[positions]]
+        recent = ledger.recent_tokens.take(field.slots.take(positions))
         positions = positions[recent == np.minimum.reduce(recent)]
     return int(positions[field.draw % len(positions)])

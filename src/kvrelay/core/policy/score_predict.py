@@ -31,7 +31,7 @@ class PredictScorer:
     best_is_lowest = True
 
     def terms(self, now: float, field: Field, ledger: Ledger) -> Mapping[str, Floats]:
-        active, queued, prefill_tokens, _, foreign = field.load.T
+        active, queued, prefill_tokens, _, foreign = field.load
         ms_per_token = 1000.0 / field.prefill_tokens_per_s
         backlog = ledger.rates.remaining_tokens(now, field.slots, prefill_tokens, field.prefill_tokens_per_s)
         if ledger.any_foreign:

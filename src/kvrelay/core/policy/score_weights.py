@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.load.ledger import DECODE, PREFILL, Ledger
 from kvrelay.core.model.arrays import Floats
 from kvrelay.core.policy.policy import Field
 from kvrelay.core.routing.settings import Weights
@@ -28,8 +28,8 @@ class WeightsScorer:
         weights = self._weights
         return {
             "reuse_credit": field.reachable_tokens * (weights.alpha / field.block_size_tokens),
-            "prefill_debit": field.load[:, 2] * -weights.beta,
-            "decode_debit": field.load[:, 3] * -weights.gamma,
+            "prefill_debit": field.load[PREFILL] * -weights.beta,
+            "decode_debit": field.load[DECODE] * -weights.gamma,
             "transfer_debit": field.transfer_ms * -weights.delta,
         }
 

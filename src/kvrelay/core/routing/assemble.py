@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvrelay.core.contract.digest import keyed_digest
-from kvrelay.core.load.ledger import COLUMNS
+from kvrelay.core.load.ledger import KINDS
 from kvrelay.core.model.arrays import Ints
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.prompt import Usage
@@ -186,7 +186,7 @@ def _tiers(decision: Decision, at: int) -> dict[str, int]:
 
 
 def _load(decision: Decision, at: int) -> dict[str, float]:
-    load = dict(zip(COLUMNS, decision.field.load[at].tolist(), strict=True))
+    load = dict(zip(KINDS, decision.field.load[:, at].tolist(), strict=True))
     load["prefill_tokens_per_s"] = float(decision.field.prefill_tokens_per_s[at])
     return load
 

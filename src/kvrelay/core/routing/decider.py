@@ -69,7 +69,7 @@ class Decider:
             ready_tokens=ready,
             reachable_tokens=matches.reachable().take(slots) if matches.lower else ready,
             transfer_ms=_transfer_ms(matches, slots),
-            load=self._ledger.table.take(slots, axis=0),
+            load=self._ledger.table.take(slots, axis=1),
             prefill_tokens_per_s=self._ledger.rates.tokens_per_s.take(slots),
             block_size_tokens=min(self._fleet.block_sizes(), default=1),
             scored=arrived.prompt.scorable,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from kvrelay.core.model.arrays import Ints
+from kvrelay.core.model.arrays import Floats
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.ids import TargetId
 from kvrelay.core.model.units import Fault, IndexState, RouteReason
@@ -23,8 +23,8 @@ class Decision(Struct, frozen=True, eq=False):
     engine: str
     models_payload: bool | None
     index_state: IndexState
-    fast_tokens: Ints  # per candidate: in the fastest tier; `field.ready_tokens` has what is in flight too
-    tier_tokens: dict[str, Ints]  # per candidate: what each lower tier adds
+    fast_tokens: Floats  # per candidate: in the fastest tier; `field.ready_tokens` has what is in flight too
+    tier_tokens: dict[str, Floats]  # per candidate: what each lower tier adds
     best_known_tokens: int  # the deepest match over all live workers, candidates or not
     load_version: int
     targets: list[Target | None]  # by slot, as the fleet was
