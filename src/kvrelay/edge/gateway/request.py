@@ -236,9 +236,10 @@ class ClientRequest:
         if self._status == 429 or self._status >= 500:
             self._hold(data)
             return
-        if not self._relaying:
-            self._start_relaying()
-        self._exchange.write(data)
+        if self._relaying:
+            self._exchange.write(data)
+        else:
+            self._start_relaying(data)
         watch = self._watch
         if watch is None:
             self._count(data)
@@ -252,7 +253,7 @@ class ClientRequest:
             self._fail(fault, "", http_status=self._status, retry_after=retry_after_s(self._upstream_headers))
             return
         if not self._relaying:
-            self._start_relaying()
+            self._start_relaying(b"")
         self._exchange.finish()
         gaps_ms = () if self._watch is None else tuple(self._watch.gaps_ms)
         self._around.host.feed(RequestFinished(self._request_id, self._status, self._usage(), gaps_ms))
@@ -296,11 +297,11 @@ class ClientRequest:
             lines += b"x-data-parallel-rank: %d\r\n" % effect.rank
         return lines
 
-    def _start_relaying(self) -> None:
+    def _start_relaying(self, first: bytes) -> None:
         assert self._dispatch is not None and self._route is not None
         self._relaying = True
         headers = client_headers(self._upstream_headers, self._request_id, self._dispatch, self._route)
-        self._exchange.start(self._status, headers)
+        self._exchange.start(self._status, headers, first)
         self._around.host.feed(FirstByteRelayed(self._request_id))
 
     def _hold(self, data: bytes) -> None:

@@ -115,8 +115,11 @@ class Exchange:
         connection.send(b"".join(parts))
         self._done(connection)
 
-    def start(self, status: int, headers: Sequence[Header]) -> None:
-        """Begin a streamed response: framed by `content-length` if `headers` has one, else in chunks."""
+    def start(self, status: int, headers: Sequence[Header], first: bytes = b"") -> None:
+        """Begin a streamed response: framed by `content-length` if `headers` has one, else in chunks.
+
+        `first` bytes of the body leave in the same packet as the head (every write is a system call).
+        """
         connection = self._connection
         if connection is None:
             return
@@ -125,6 +128,11 @@ class Exchange:
         parts = self._head(status, headers)
         parts.append(b"transfer-encoding: chunked\r\n\r\n" if self._framing is Framing.CHUNKED else b"\r\n")
         self._stage = Stage.STREAMING
+        framed = self._framed(first) if first else b""
+        if framed is None:
+            self.abort()
+            return
+        parts.append(framed)
         connection.send(b"".join(parts))
 
     def write(self, data: bytes) -> None:
@@ -133,16 +141,20 @@ class Exchange:
         if connection is None or not data:
             return
         assert self._stage is Stage.STREAMING, self._stage
+        framed = self._framed(data)
+        if framed is None:
+            self.abort()
+        elif framed:
+            connection.send(framed)
+
+    def _framed(self, data: bytes) -> bytes | None:
+        """None: more than was declared, and the surplus would be read as the next response."""
         if self._framing is Framing.CHUNKED:
-            connection.send(b"%x\r\n%b\r\n" % (len(data), data))
-        elif self._framing is Framing.LENGTH:
+            return b"%x\r\n%b\r\n" % (len(data), data)
+        if self._framing is Framing.LENGTH:
             self._bytes_due -= len(data)
-            if self._bytes_due < 0:  # the surplus would be read as the next response
-                self.abort()
-                return
-            connection.send(data)
-        elif self._framing is Framing.CLOSE:
-            connection.send(data)
+            return None if self._bytes_due < 0 else data
+        return data if self._framing is Framing.CLOSE else b""
 
     def finish(self) -> None:
         """The body is complete. A body shorter than its declared length is broken off instead."""
