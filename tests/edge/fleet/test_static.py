@@ -137,6 +137,22 @@ async def test_a_restarted_worker_joins_anew_before_any_event_of_the_new_process
         assert [batch.worker for batch in run.of(KvBatch) if batch.events] == [new]
 
 
+@pytest.mark.covers("RT-22")
+async def test_a_burst_held_over_a_restart_is_fed_in_order_and_in_parts() -> None:
+    async with ScriptedWorker() as worker, running(WorkerConfig(url=worker.url, name="a")) as run:
+        await run.until(lambda: run.of(WorkerJoined))
+        await run.subscribed(worker)
+        run.fed.clear()
+        worker.become_new_process()
+        for seq in range(200):
+            await worker.publish(seq, payload(stored([seq + 1], [1, 2, 3, 4])))
+        new = WorkerId("a", f"{worker.start_s:.2f}")
+        await run.until(lambda: {batch.seq for batch in run.of(KvBatch) if batch.worker == new} == set(range(200)))
+        live = [batch.seq for batch in run.of(KvBatch) if batch.events]
+        assert live == sorted(live)
+        assert {batch.worker for batch in run.of(KvBatch) if batch.events} == {new}
+
+
 async def test_a_new_start_time_is_a_new_incarnation_without_any_event() -> None:
     async with ScriptedWorker() as worker, running(WorkerConfig(url=worker.url, name="a")) as run:
         await run.until(lambda: run.fleet.view("a").last_scrape)

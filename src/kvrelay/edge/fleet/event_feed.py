@@ -41,7 +41,7 @@ from kvrelay.edge.fleet.surroundings import Surroundings
 
 MAX_HELD_MESSAGES = 10_000
 REPLAY_TIMEOUT_S = 5.0
-REPLAY_MESSAGES_PER_TURN = 32
+MESSAGES_PER_TURN = 32  # of a replay or of what was held, before other callbacks of the loop run
 QUIET_AFTER_CHECK_S = 1.0
 SUBSCRIPTION_SETTLES_S = 0.1  # after the handshake the publisher still has to learn what we subscribe to
 
@@ -75,7 +75,8 @@ class EventFeed:
         self._connector: Connector | None = None
         self._tells_lives = False
         self._checked_at_s = float("-inf")
-        self._attributable = asyncio.Event()  # unset while paused
+        self._paused = False
+        self._attributable = asyncio.Event()  # unset while paused, and until what was held is published
         self._attributable.set()
         self._asking = asyncio.Lock()
         self._held: deque[_Message] = deque()
@@ -103,17 +104,28 @@ class EventFeed:
 
     def pause(self) -> None:
         """Holds all messages until `resume`."""
+        self._paused = True
         self._attributable.clear()
 
     def resume(self) -> None:
         """The worker has said who it is: what was held is attributed to the incarnation attached now."""
-        self._attributable.set()
+        self._paused = False
         self._checked_at_s = self._around.clock()
-        held, self._held = self._held, deque()
-        for message in held:
+        self._release()
+
+    def _release(self) -> None:
+        """A part per turn of the loop; what arrives meanwhile queues up behind it."""
+        for _ in range(MESSAGES_PER_TURN):
+            if self._paused:
+                return
+            if not self._held:
+                self._attributable.set()
+                return
+            message = self._held.popleft()
             batch = self._decoded(message.payload)
             if batch is not None:
                 self._publish(message.seq, batch)
+        asyncio.get_running_loop().call_soon(self._release)
 
     def close(self) -> None:
         """Nothing is fed after this."""
@@ -139,8 +151,10 @@ class EventFeed:
             if batch is not None:
                 self._saw(effect.rank, seq)
                 batches.append(KvBatch(effect.worker, effect.rank, seq, batch.events))
-            if position % REPLAY_MESSAGES_PER_TURN == 0:
+            if position % MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)
+                if self._worker != effect.worker:
+                    break  # replaced meanwhile: the router takes the answer for a late one
         self._around.feed(ReplayArrived(effect.worker, effect.rank, tuple(batches)))
 
     async def _ask(self, worker: WorkerId, rank: int, from_seq: int) -> Replayed | NoReplay:
