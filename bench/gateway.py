@@ -23,51 +23,67 @@ from bench.rig.load import Load, drive, post
 from bench.rig.processes import Pinned, cores, pinned
 
 CONNECTIONS = 32
-WARM_UP, REQUESTS = 2_000, 20_000
+WARM_UP, REQUESTS = 1_000, 10_000
 STREAMS, STREAM_CHUNKS, CHUNK_MS = 64, 400, 4.0
 PROMPT_TOKENS = 190  # about 1 KB of JSON
 PATH = "/v1/completions"
+UPSTREAM = ["-m", "bench.rig.upstream", "--stream-chunks", str(STREAM_CHUNKS), "--chunk-ms", str(CHUNK_MS)]
 
 
 def run() -> list[Figure]:
     gateway_core, other_core = cores()
     kept = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {other_core})
-    upstream = ["-m", "bench.rig.upstream", "--stream-chunks", str(STREAM_CHUNKS), "--chunk-ms", str(CHUNK_MS)]
     try:
-        with pinned(upstream, core=other_core) as workers:
-            figures = _requests(workers.ready, gateway_core)
-            return figures + _chunks(workers.ready, gateway_core)
+        return _requests(gateway_core, other_core) + _chunks(gateway_core, other_core)
     finally:
         os.sched_setaffinity(0, kept)
 
 
-def _requests(worker_urls: Sequence[str], core: int) -> list[Figure]:
-    straight = _drive(worker_urls[0], _completions(REQUESTS))
-    ceiling = straight.requests / straight.wall_s
+def _requests(gateway_core: int, other_core: int) -> list[Figure]:
+    """round_robin on plain text, which it neither tokenizes nor hashes; cache_load on token ids, hashed and matched."""
     figures = []
-    for policy, limit_us in (("round_robin", 70.0), ("cache_load", 130.0)):
-        with pinned(_serve(worker_urls, policy), core=core) as gateway:
-            _wait_routable(gateway.ready["admin_url"], len(worker_urls))
-            _drive(gateway.ready["url"], _completions(WARM_UP))
-            cpu_s, load = _measured(gateway, _completions(REQUESTS), CONNECTIONS)
-            cpu_us = cpu_s / load.requests * 1e6
-            name = f"gateway CPU per 1 KB request, {policy}, {CONNECTIONS} connections"
-            rate = load.requests / load.wall_s
-            figures.append(Figure(name, cpu_us, "us", limit_us, None, None))
-            figures.append(Figure(f"  requests per second, {policy}", rate, "1/s", None, ceiling, "without gateway"))
-            figures.append(Figure(f"  resident memory, {policy}", gateway.rss_mb(), "MB"))
+    for policy, limit_us, kind, payloads in (
+        ("round_robin", 70.0, ["--plain"], _texts),
+        ("cache_load", 130.0, [], _completions),
+    ):
+        with pinned([*UPSTREAM, *kind], core=other_core) as workers:
+            straight = _drive(workers.ready[0], payloads(REQUESTS))
+            with pinned(serve_arguments(workers.ready, policy), core=gateway_core) as gateway:
+                wait_routable(gateway.ready["admin_url"], len(workers.ready))
+                _drive(gateway.ready["url"], payloads(WARM_UP))
+                cpu_s, load = _measured(gateway, payloads(REQUESTS), CONNECTIONS)
+                figures += _request_figures(policy, limit_us, cpu_s, load, straight, gateway.rss_mb())
     return figures
 
 
-def _chunks(worker_urls: Sequence[str], core: int) -> list[Figure]:
-    straight = _drive(worker_urls[0], _streams(STREAMS), connections=STREAMS)
+def _request_figures(
+    policy: str, limit_us: float, cpu_s: float, load: Load, straight: Load, rss_mb: float
+) -> list[Figure]:
+    name = f"gateway CPU per 1 KB request, {policy}, {CONNECTIONS} connections"
+    return [
+        Figure(name, cpu_s / load.requests * 1e6, "us", limit_us),
+        Figure(
+            f"  requests per second, {policy}",
+            load.requests / load.wall_s,
+            "1/s",
+            None,
+            straight.requests / straight.wall_s,
+            "without gateway",
+        ),
+        Figure(f"  resident memory, {policy}", rss_mb, "MB"),
+    ]
+
+
+def _chunks(gateway_core: int, other_core: int) -> list[Figure]:
+    with pinned(UPSTREAM, core=other_core) as workers:
+        straight = _drive(workers.ready[0], _streams(STREAMS), connections=STREAMS)
+        with pinned(serve_arguments(workers.ready, "round_robin"), core=gateway_core) as gateway:
+            wait_routable(gateway.ready["admin_url"], len(workers.ready))
+            _drive(gateway.ready["url"], _streams(STREAMS), connections=STREAMS)
+            cpu_s, load = _measured(gateway, _streams(STREAMS * 2), STREAMS)
+    assert load.chunks == STREAMS * 2 * STREAM_CHUNKS, load
     ceiling = straight.chunks / straight.wall_s
-    with pinned(_serve(worker_urls, "round_robin"), core=core) as gateway:
-        _wait_routable(gateway.ready["admin_url"], len(worker_urls))
-        _drive(gateway.ready["url"], _streams(STREAMS), connections=STREAMS)
-        cpu_s, load = _measured(gateway, _streams(STREAMS * 4), STREAMS)
-    assert load.chunks == STREAMS * 4 * STREAM_CHUNKS, load
     return [
         Figure("gateway CPU per SSE chunk", cpu_s / load.chunks * 1e6, "us", 8.0),
         Figure("  chunks per second", load.chunks / load.wall_s, "1/s", None, ceiling, "without gateway"),
@@ -107,14 +123,14 @@ def _streams(count: int) -> Iterator[bytes]:
     return iter([post(PATH, body)] * count)
 
 
-def _serve(worker_urls: Sequence[str], policy: str) -> list[str]:
+def serve_arguments(worker_urls: Sequence[str], policy: str) -> list[str]:
     arguments = ["-m", "kvrelay.cli.main", "serve", "--policy", policy, "--port", "0", "--admin-port", "0", "--json"]
     for url in worker_urls:
         arguments += ["--worker", url]
     return arguments
 
 
-def _wait_routable(admin_url: str, count: int) -> None:
+def wait_routable(admin_url: str, count: int) -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         if sum(worker["routable"] for worker in _get(f"{admin_url}/admin/workers")["workers"]) == count:
