@@ -1,8 +1,9 @@
 """What one request and one streamed chunk cost in the gateway, in CPU time of its own process pinned to one core.
 
 The whole gateway runs: receipts, metrics, health probes, deadlines. Generator and fixed-answer workers are on the other
-core. The ceiling beside a figure is the request rate of the same generator straight at a worker, against the rate
-through the gateway: it must be well above, else the rig was the limit and the gateway's core idled.
+core. Beside a CPU figure stands what a bare byte relay (no HTTP, no routing, one upstream connection per client) costs
+in its place in the same run: it is the floor on this machine at this hour. Beside a rate stands the rate of the same
+generator straight at a worker: it must be well above, else the rig was the limit.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ STREAMS, STREAM_CHUNKS, CHUNK_MS = 64, 400, 4.0
 PROMPT_TOKENS = 190  # about 1 KB of JSON
 PATH = "/v1/completions"
 UPSTREAM = ["-m", "bench.rig.upstream", "--stream-chunks", str(STREAM_CHUNKS), "--chunk-ms", str(CHUNK_MS)]
+BARE = ["-m", "bench.rig.bare_relay"]
 
 
 def run() -> list[Figure]:
@@ -49,20 +51,23 @@ def _requests(gateway_core: int, other_core: int) -> list[Figure]:
     ):
         with pinned([*UPSTREAM, *kind], core=other_core) as workers:
             straight = _drive(workers.ready[0], payloads(REQUESTS))
+            with pinned([*BARE, workers.ready[0]], core=gateway_core) as bare:
+                _drive(bare.ready["url"], payloads(WARM_UP))
+                bare_s, _ = _measured(bare, payloads(REQUESTS), CONNECTIONS)
             with pinned(serve_arguments(workers.ready, policy), core=gateway_core) as gateway:
                 wait_routable(gateway.ready["admin_url"], len(workers.ready))
                 _drive(gateway.ready["url"], payloads(WARM_UP))
                 cpu_s, load = _measured(gateway, payloads(REQUESTS), CONNECTIONS)
-                figures += _request_figures(policy, limit_us, cpu_s, load, straight, gateway.rss_mb())
+                figures += _request_figures(policy, limit_us, cpu_s, bare_s, load, straight, gateway.rss_mb())
     return figures
 
 
 def _request_figures(
-    policy: str, limit_us: float, cpu_s: float, load: Load, straight: Load, rss_mb: float
+    policy: str, limit_us: float, cpu_s: float, bare_s: float, load: Load, straight: Load, rss_mb: float
 ) -> list[Figure]:
     name = f"gateway CPU per 1 KB request, {policy}, {CONNECTIONS} connections"
     return [
-        Figure(name, cpu_s / load.requests * 1e6, "us", limit_us),
+        Figure(name, cpu_s / load.requests * 1e6, "us", limit_us, bare_s / load.requests * 1e6, "bare byte relay"),
         Figure(
             f"  requests per second, {policy}",
             load.requests / load.wall_s,
@@ -78,6 +83,8 @@ def _request_figures(
 def _chunks(gateway_core: int, other_core: int) -> list[Figure]:
     with pinned(UPSTREAM, core=other_core) as workers:
         straight = _drive(workers.ready[0], _streams(STREAMS), connections=STREAMS)
+        with pinned([*BARE, workers.ready[0]], core=gateway_core) as bare:
+            bare_s, bare_load = _measured(bare, _streams(STREAMS * 2), STREAMS)
         with pinned(serve_arguments(workers.ready, "round_robin"), core=gateway_core) as gateway:
             wait_routable(gateway.ready["admin_url"], len(workers.ready))
             _drive(gateway.ready["url"], _streams(STREAMS), connections=STREAMS)
@@ -85,7 +92,14 @@ def _chunks(gateway_core: int, other_core: int) -> list[Figure]:
     assert load.chunks == STREAMS * 2 * STREAM_CHUNKS, load
     ceiling = straight.chunks / straight.wall_s
     return [
-        Figure("gateway CPU per SSE chunk", cpu_s / load.chunks * 1e6, "us", 8.0),
+        Figure(
+            "gateway CPU per SSE chunk",
+            cpu_s / load.chunks * 1e6,
+            "us",
+            8.0,
+            bare_s / bare_load.chunks * 1e6,
+            "bare byte relay",
+        ),
         Figure("  chunks per second", load.chunks / load.wall_s, "1/s", None, ceiling, "without gateway"),
     ]
 
@@ -147,5 +161,5 @@ def _get(url: str) -> Any:
 if __name__ == "__main__":
     for figure in run():
         limit = "" if figure.limit is None else f"  limit {figure.limit:g}"
-        ceiling = "" if figure.ceiling is None else f"  {figure.ceiling_name}: {figure.ceiling:.0f}"
+        ceiling = "" if figure.ceiling is None else f"  {figure.ceiling_name}: {figure.ceiling:.1f}"
         print(f"{figure.name}: {figure.value:.1f} {figure.unit}{limit}{ceiling}")

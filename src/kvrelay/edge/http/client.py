@@ -280,6 +280,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._complete = False
         self._keep_alive = False
+        self._surplus = False
         self._ends_with_connection = False
 
     @property
@@ -374,11 +375,17 @@ class UpstreamConnection(asyncio.Protocol):
 
     # --- parser callbacks --------------------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        if self._complete:  # a second answer to one request: nothing that follows is of use
+            self._surplus = True
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._head_read:  # else a trailer, which is dropped
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        if self._surplus:
+            return
         status = self._parser.get_status_code()
         if status < 200:
             self._headers = []
@@ -393,10 +400,11 @@ class UpstreamConnection(asyncio.Protocol):
             self._complete = True
 
     def on_body(self, data: bytes) -> None:
-        self._pieces.append(data)
+        if not self._complete:
+            self._pieces.append(data)
 
     def on_message_complete(self) -> None:
-        if self._head_read:
+        if self._head_read and not self._surplus:
             self._complete = True
             self._keep_alive = self._parser.should_keep_alive()  # known only inside this callback
 
@@ -427,8 +435,8 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        clean = not (call.bodyless or self._ends_with_connection) and transport.get_write_buffer_size() == 0
-        if clean and self._keep_alive:
+        out_of_step = call.bodyless or self._ends_with_connection or self._surplus
+        if self._keep_alive and not out_of_step and transport.get_write_buffer_size() == 0:
             if call.paused:
                 transport.resume_reading()
             self.idle_since = self._pool.now()

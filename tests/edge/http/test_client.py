@@ -1,0 +1,234 @@
+"""The upstream pool against servers that the test writes byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvrelay.core.model.units import Fault
+from kvrelay.edge.http.client import CallTimeouts, Origin, PoolLimits, UpstreamPool
+from kvrelay.edge.http.heads import Header
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: w\r\n\r\n"
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Noted:
+    """A listener that writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+        self.over = asyncio.Event()
+
+    def on_accepted(self) -> None:
+        self.heard.append("accepted")
+
+    def on_head(self, status: int, headers: list[Header]) -> None:
+        self.heard.append(status)
+
+    def on_data(self, data: bytes) -> None:
+        self.heard.append(data)
+
+    def on_end(self) -> None:
+        self.heard.append("end")
+        self.over.set()
+
+    def on_error(self, fault: Fault, detail: str) -> None:
+        assert detail
+        self.heard.append(fault)
+        self.over.set()
+
+
+class Upstream:
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+        self.connections = 0
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            await self._serve(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def upstream(serve: Serve, limits: PoolLimits | None = None) -> AsyncIterator[tuple[UpstreamPool, Upstream]]:
+    server_side = Upstream(serve)
+    server = await asyncio.start_server(server_side.serve, "127.0.0.1", 0)
+    server_side.port = server.sockets[0].getsockname()[1]
+    pool = UpstreamPool(limits)
+    try:
+        yield pool, server_side
+    finally:
+        pool.close()
+        server.close()
+        await asyncio.sleep(0.02)
+
+
+async def call(
+    pool: UpstreamPool, port: int, timeouts: CallTimeouts | None = None, *, head: bool = False
+) -> list[object]:
+    noted = Noted()
+    pool.request(Origin("127.0.0.1", port), REQUEST, noted, timeouts or CallTimeouts(), head=head)
+    async with asyncio.timeout(5):
+        await noted.over.wait()
+    return noted.heard
+
+
+def answering(*pieces: bytes, close: bool = False) -> Serve:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await reader.readuntil(b"\r\n\r\n")
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.005)
+            if close:
+                return
+
+    return serve
+
+
+async def test_connections_are_kept_and_used_again() -> None:
+    async with upstream(answering(OK)) as (pool, server):
+        for _ in range(3):
+            assert await call(pool, server.port) == ["accepted", 200, b"ok", "end"]
+        assert server.connections == 1 and pool.open_calls == 0
+
+
+@pytest.mark.parametrize("cut", range(1, len(OK)))
+async def test_an_answer_may_come_in_any_pieces(cut: int) -> None:
+    async with upstream(answering(OK[:cut], OK[cut:])) as (pool, server):
+        heard = await call(pool, server.port)
+        assert heard[:2] == ["accepted", 200] and heard[-1] == "end"
+        assert b"".join(piece for piece in heard if isinstance(piece, bytes)) == b"ok"
+
+
+async def test_chunked_bodies_interim_answers_and_trailers() -> None:
+    interim = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
+    chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\nt: 1\r\n\r\n"
+    async with upstream(answering(interim + chunked)) as (pool, server):
+        for _ in range(2):
+            assert await call(pool, server.port) == ["accepted", 200, b"abc", "end"]
+        assert server.connections == 1
+
+
+async def test_a_body_that_ends_with_the_connection() -> None:
+    async with upstream(answering(b"HTTP/1.1 200 OK\r\n\r\nall", close=True)) as (pool, server):
+        assert await call(pool, server.port) == ["accepted", 200, b"all", "end"]
+
+
+async def test_the_answer_to_head_has_no_body() -> None:
+    async with upstream(answering(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")) as (pool, server):
+        assert await call(pool, server.port, head=True) == ["accepted", 200, "end"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "heard"),
+    [
+        (b"", ["accepted", Fault.RESET]),
+        (b"HTTP/1.1 200 OK\r\ncontent-le", ["accepted", Fault.RESET]),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\npart", ["accepted", 200, b"part", Fault.RESET]),
+        (
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n4\r\npart\r\n",
+            ["accepted", 200, b"part", Fault.RESET],
+        ),
+        (b"nonsense\r\n\r\n", ["accepted", Fault.GARBAGE]),
+        (CHUNKED + b"zz\r\n", ["accepted", 200, Fault.GARBAGE]),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"a" * 300_000, ["accepted", Fault.GARBAGE]),
+    ],
+)
+async def test_what_is_wrong_with_an_answer_is_said_once(answer: bytes, heard: list[object]) -> None:
+    async with upstream(answering(answer, close=True)) as (pool, server):
+        assert await call(pool, server.port) == heard
+        assert pool.open_calls == 0
+
+
+async def test_nobody_listens() -> None:
+    async with upstream(answering(OK)) as (pool, server):
+        pass
+    pool = UpstreamPool()
+    assert await call(pool, server.port) == [Fault.CONNECT]
+    pool.close()
+
+
+async def test_a_stale_kept_connection_is_replaced_once_unseen() -> None:
+    """The second request finds a connection that its server closes on sight, as after a keep-alive timeout."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.transport.abort()
+
+    async with upstream(serve) as (pool, server):
+        assert await call(pool, server.port) == ["accepted", 200, b"ok", "end"]
+        assert await call(pool, server.port) == ["accepted", "accepted", 200, b"ok", "end"]
+        assert server.connections == 2
+
+
+async def test_a_kept_connection_that_breaks_late_is_not_repeated() -> None:
+    """The worker may have begun: that is for the router to decide."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.6)
+        writer.transport.abort()
+
+    async with upstream(serve) as (pool, server):
+        await call(pool, server.port)
+        assert await call(pool, server.port) == ["accepted", Fault.RESET]
+        assert server.connections == 1
+
+
+async def test_an_answer_to_nothing_costs_the_connection() -> None:
+    async with upstream(answering(OK + OK)) as (pool, server):
+        assert await call(pool, server.port) == ["accepted", 200, b"ok", "end"]
+        await asyncio.sleep(0.02)
+        assert await call(pool, server.port) == ["accepted", 200, b"ok", "end"]
+        assert server.connections == 2
+
+
+async def test_abort_closes_the_connection_at_once_and_says_nothing() -> None:
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.read()
+        closed.set()
+
+    async with upstream(serve) as (pool, server):
+        noted = Noted()
+        begun = pool.request(Origin("127.0.0.1", server.port), REQUEST, noted, CallTimeouts())
+        await asyncio.sleep(0.02)
+        begun.abort()
+        begun.abort()
+        await asyncio.wait_for(closed.wait(), 1)
+        assert noted.heard == ["accepted"] and pool.open_calls == 0
+
+
+async def test_abort_while_connecting() -> None:
+    async with upstream(answering(OK)) as (pool, server):
+        noted = Noted()
+        pool.request(Origin("127.0.0.1", server.port), REQUEST, noted, CallTimeouts()).abort()
+        await asyncio.sleep(0.05)
+        assert noted.heard == [] and pool.open_calls == 0
+
+
+async def test_idle_connections_are_closed_before_the_worker_would() -> None:
+    async with upstream(answering(OK), PoolLimits(idle_s=0.05)) as (pool, server):
+        await call(pool, server.port)
+        await asyncio.sleep(0.3)
+        await call(pool, server.port)
+        assert server.connections == 2
