@@ -25,6 +25,7 @@ from kvrelay.core.model.events import (
     AttemptAccepted,
     AttemptFailed,
     BlocksCleared,
+    BlocksRemoved,
     BlocksStored,
     ClientLeft,
     DecisionTimed,
@@ -447,6 +448,37 @@ def test_a_gap_is_replayed_and_the_index_equals_the_truth():
     assert rig.serve(text(0)).index_state is IndexState.LIVE
 
 
+@pytest.mark.covers("S17")
+def test_a_long_history_is_applied_in_steps_and_in_order_with_what_comes_meanwhile():
+    rig = Rig()
+    rig.step(WorkerJoined(WorkerId("a", "1"), WorkerSpec(url="u", block_size_tokens=SIZE)))
+    a = rig.live_id("a")
+    history = [KvBatch(a, 0, n, (stored_event(rig, n, blocks=50),)) for n in range(100)]
+    rig.step(ReplayArrived(a, 0, tuple(history)))
+    rig.step(KvBatch(a, 0, 100, (BlocksRemoved(rig.hashes(text(99, blocks=50))),)))
+    known = [target_of(rig).index_blocks["gpu"]]
+    assert target_of(rig).index_state is IndexState.INCOMPLETE
+    while target_of(rig).index_state is IndexState.INCOMPLETE:
+        rig.step(WokeUp())
+        known.append(target_of(rig).index_blocks["gpu"])
+    assert known == sorted(known[:-1]) + known[-1:] and max(np.diff(known)) <= 2_050 and known[-1] == 99 * 50
+    assert target_of(rig).index_state is IndexState.LIVE
+
+
+def target_of(rig):
+    return rig.router.status(rig.now).workers[0].targets[0]
+
+
+def test_a_drained_worker_stays_drained_when_its_process_is_replaced():
+    rig = Rig(policy="round_robin")
+    rig.join("a", "b")
+    rig.step(WorkerDrained("a"))
+    rig.join("a", incarnation="2")
+    assert {rig.serve(text(1)).chosen_worker for _ in range(3)} == {"b"}
+    rig.step(WorkerResumed("a"))
+    assert {rig.serve(text(1)).chosen_worker for _ in range(3)} == {"a", "b"}
+
+
 @pytest.mark.covers("DR-08")
 @pytest.mark.parametrize("how", ["the worker says it has none", "it does not answer in time"])
 def test_a_gap_without_replay_drops_what_was_believed(how):
@@ -465,8 +497,9 @@ def test_a_gap_without_replay_drops_what_was_believed(how):
     assert rig.serve(text(0)).index_state is IndexState.INCOMPLETE
 
 
-def stored_event(rig, n):
-    return BlocksStored(rig.hashes(text(n)), None, text(n), SIZE)
+def stored_event(rig, n, blocks=1):
+    tokens = text(n, blocks=blocks)
+    return BlocksStored(rig.hashes(tokens), None, tokens, SIZE)
 
 
 @pytest.mark.covers("S10")

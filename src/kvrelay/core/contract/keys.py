@@ -29,6 +29,7 @@ from kvrelay.core.model.prompt import BlockKeys, TokenIds
 
 MAX_BLOCK_TOKENS = 4096
 _INITIAL_DEPTH = 1024
+_FEW_TOKENS = 32
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -41,6 +42,8 @@ class Keyer:
         self._word_factor = np.uint64(self._secret("word") | 1)
         self._final_factor = np.uint64(self._secret("final") | 1)
         self._coefficients = _expand(self._secret("coefficients"), MAX_BLOCK_TOKENS) | np.uint64(1)
+        self._plain_word_factor, self._plain_final_factor = int(self._word_factor), int(self._final_factor)
+        self._plain_coefficients: list[int] = self._coefficients[:_FEW_TOKENS].tolist()
         self._depth_secret = self._secret("depth")
         self._depth_factors = _expand(self._depth_secret, _INITIAL_DEPTH) | np.uint64(1)
         self._roots: dict[tuple[int, str | None, str | None, int], int] = {}
@@ -91,6 +94,8 @@ class Keyer:
         blocks = len(token_ids) // block_size_tokens
         if blocks == 0:
             return np.empty(0, dtype=np.uint64)
+        if blocks == 1 and block_size_tokens <= _FEW_TOKENS and media is None:
+            return np.array([self._next_key(parent_key, parent_depth, token_ids[:block_size_tokens])], dtype=np.uint64)
         digests = self._block_digests(token_ids, blocks, block_size_tokens)
         if media is not None:
             self._mark_media(digests, media)
@@ -111,6 +116,20 @@ class Keyer:
         digests *= self._final_factor
         digests ^= digests >> np.uint64(29)
         return digests
+
+    def _next_key(self, parent_key: int, depth: int, token_ids: TokenIds) -> int:
+        """The same sum in plain integers. A running generation fills one block at a time, and a handful of words is
+        where setting up a dozen numpy calls costs more than the arithmetic."""
+        tokens = token_ids.astype(np.uint32)
+        words = (tokens.view(np.uint64) if len(tokens) % 2 == 0 else tokens).tolist()
+        word_factor, digest = self._plain_word_factor, 0
+        for word, coefficient in zip(words, self._plain_coefficients, strict=False):
+            word = word * word_factor & _MASK
+            digest += (word ^ word >> 32) * coefficient
+        digest &= _MASK
+        digest = (digest ^ digest >> 32) * self._plain_final_factor & _MASK
+        digest ^= digest >> 29
+        return parent_key + digest * int(self._factors(depth, 1)[0]) & _MASK
 
     def _factors(self, depth: int, blocks: int) -> BlockKeys:
         needed = depth + blocks

@@ -22,7 +22,7 @@ from kvrelay.core.routing.health import Health
 class Target:
     """One rank of a live worker."""
 
-    __slots__ = ("approximate", "block_size_tokens", "id", "index_broken", "sequence", "slot")
+    __slots__ = ("approximate", "block_size_tokens", "catching_up", "id", "index_broken", "sequence", "slot")
 
     def __init__(self, target_id: TargetId, slot: int, block_size_tokens: int) -> None:
         self.id = target_id
@@ -31,13 +31,14 @@ class Target:
         self.sequence: Sequence | None = None  # workers with events
         self.approximate: Approximate | None = None  # workers without
         self.index_broken: str | None = None  # why nothing of this worker can match
+        self.catching_up = False  # a part of its known history has not been applied yet
 
     @property
     def index_state(self) -> IndexState:
         if self.index_broken is not None:
             return IndexState.UNUSABLE
         if self.sequence is not None:
-            return self.sequence.state
+            return IndexState.INCOMPLETE if self.catching_up else self.sequence.state
         return IndexState.APPROXIMATE
 
 

@@ -6,6 +6,8 @@ gateway, the simulator and the drills.
 
 from __future__ import annotations
 
+from collections import deque
+
 from kvrelay.core.contract.keys import Keyer
 from kvrelay.core.index.approximate import Approximate
 from kvrelay.core.index.in_flight import InFlight
@@ -14,6 +16,7 @@ from kvrelay.core.index.sequence import Apply, AskReplay, Empty, Ignored, Sequen
 from kvrelay.core.model.effects import Effect, Report, RequestReplay
 from kvrelay.core.model.events import (
     BlocksCleared,
+    BlocksRemoved,
     BlocksStored,
     EventsSkipped,
     KvBatch,
@@ -26,6 +29,7 @@ from kvrelay.core.routing.fleet import FleetView, Target
 from kvrelay.core.routing.settings import RouterSettings
 
 SWEEP_BLOCKS = 2_000
+APPLY_BLOCKS = 2_000  # at most in one step: a replay of a whole history must not hold up anybody's tokens
 
 
 class EventCounts:
@@ -49,6 +53,7 @@ class Keeper:
         self.in_flight = InFlight()
         self.counts: dict[str, EventCounts] = {}
         self._asked_at: dict[TargetId, float] = {}  # replays under way
+        self._backlog: dict[TargetId, deque[Apply | Empty]] = {}  # in order, beyond what one step may apply
 
     # --- targets -------------------------------------------------------------------------------------------------
 
@@ -76,9 +81,12 @@ class Keeper:
         self.residency.drop_holder(target.slot)
         self.in_flight.discard_slot(target.slot)
         self._asked_at.pop(target.id, None)
+        self._backlog.pop(target.id, None)
 
     def reset(self, now: float, target: Target, *, replay: bool) -> tuple[Effect, ...]:
         """Forget what the target is believed to have; with `replay`, ask for its history."""
+        self._backlog.pop(target.id, None)
+        target.catching_up = False
         self._empty(target)
         return self.begin(now, target) if replay else ()
 
@@ -117,29 +125,60 @@ class Keeper:
             return None
         return min(self._asked_at.values()) + self._settings.replay_timeout_s
 
+    def has_backlog(self) -> bool:
+        """Is there anything for `catch_up` to do?"""
+        return bool(self._backlog)
+
+    def catch_up(self) -> tuple[Effect, ...]:
+        """Apply one step's worth of what could not be applied at once."""
+        if not self._backlog:
+            return ()
+        target_id, waiting = next(iter(self._backlog.items()))
+        target = self._fleet.target(target_id.worker, target_id.rank)
+        assert target is not None, f"{target_id} left its backlog behind"
+        effects: list[Effect] = []
+        budget_blocks = APPLY_BLOCKS
+        while waiting and budget_blocks > 0:
+            verdict = waiting.popleft()
+            budget_blocks -= _blocks_in(verdict)
+            effects += self._count_in(target, verdict)
+        del self._backlog[target_id]
+        target.catching_up = bool(waiting)
+        if waiting:
+            self._backlog[target_id] = waiting  # at the end: everybody gets a turn
+        return tuple(effects)
+
     def _follow(self, now: float, target: Target, verdicts: tuple[Verdict, ...]) -> tuple[Effect, ...]:
         effects: list[Effect] = []
         name = target.id.worker.name
-        counts = self.counts[name]
+        budget_blocks = APPLY_BLOCKS
         for verdict in verdicts:
             match verdict:
-                case Apply(batch):
-                    effects += self._apply(target, batch, counts)
+                case Apply() | Empty():
+                    if budget_blocks > 0 and target.id not in self._backlog:
+                        budget_blocks -= _blocks_in(verdict)
+                        effects += self._count_in(target, verdict)
+                    else:
+                        self._backlog.setdefault(target.id, deque()).append(verdict)
+                        target.catching_up = True
                 case AskReplay(from_seq):
                     if from_seq:
-                        counts.gaps += 1
+                        self.counts[name].gaps += 1
                         effects.append(Report("event_gap", name, f"rank {target.id.rank}: replay from {from_seq}"))
                     effects.append(RequestReplay(target.id.worker, target.id.rank, from_seq))
                     self._asked_at[target.id] = now
-                case Empty(lost_from_seq):
-                    self._empty(target)
-                    effects.append(Report("event_gap_lost", name, f"rank {target.id.rank}: from {lost_from_seq}"))
                 case Ignored():
-                    counts.duplicates += 1
+                    self.counts[name].duplicates += 1
                     effects.append(Report("event_duplicate", name))
         if target.sequence is not None and not target.sequence.replaying:
             self._asked_at.pop(target.id, None)
         return tuple(effects)
+
+    def _count_in(self, target: Target, verdict: Apply | Empty) -> list[Effect]:
+        if isinstance(verdict, Apply):
+            return self._apply(target, verdict.batch, self.counts[target.id.worker.name])
+        self._empty(target)
+        return [Report("event_gap_lost", target.id.worker.name, f"rank {target.id.rank}: from {verdict.lost_from_seq}")]
 
     def _apply(self, target: Target, batch: KvBatch, counts: EventCounts) -> list[Effect]:
         effects: list[Effect] = []
@@ -188,3 +227,10 @@ class Keeper:
         if counts is not None:
             counts.late += 1
         return (Report("event_late", worker.name, f"of {worker.incarnation}"),)
+
+
+def _blocks_in(verdict: Apply | Empty) -> int:
+    """Work of a verdict in blocks; an empty batch still costs something."""
+    if isinstance(verdict, Empty):
+        return 1
+    return 1 + sum(len(e.hashes) for e in verdict.batch.events if isinstance(e, BlocksStored | BlocksRemoved))

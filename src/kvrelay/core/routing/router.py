@@ -419,7 +419,9 @@ class Router:
         targets = tuple(self._keeper.new_target(event.worker, rank, event.spec) for rank in range(event.spec.ranks))
         for target in targets:
             self._ledger.add_slot(target.slot)
-        self._fleet.add(Worker(event.worker, event.spec, health, targets))
+        worker = Worker(event.worker, event.spec, health, targets)
+        worker.draining = known is not None and known.draining  # an operator's wish outlives the process
+        self._fleet.add(worker)
         begun: Effects = ()
         for target in targets:
             begun += self._keeper.begin(now, target)
@@ -496,12 +498,12 @@ class Router:
                 break
             del self._speculative[request_id]
             self._keeper.in_flight.discard(request_id)
-        return self._keeper.give_up_on_replays(now) + self._wake(now)
+        return self._keeper.catch_up() + self._keeper.give_up_on_replays(now) + self._wake(now)
 
     def _wake(self, now: float) -> Effects:
         """Ask to be woken for whatever is due next, unless an alarm is set for then or earlier."""
         due = [
-            now if self._keeper.residency.has_retired() else None,
+            now if self._keeper.residency.has_retired() or self._keeper.has_backlog() else None,
             self._affinity.next_expiry(),
             next(iter(self._speculative.values()), None),
             self._keeper.next_deadline(),
