@@ -7,7 +7,7 @@ from tests.lab.made_up_run import made_up_plan, made_up_run
 from kvrelay.core.receipts.receipt import GateLoss
 from kvrelay.lab.demo import manifest
 from kvrelay.lab.demo.order import rotated_order
-from kvrelay.lab.demo.results import ArmData, busy_ms, policy_results
+from kvrelay.lab.demo.results import ArmData, PolicyResult, busy_ms, policy_results
 from kvrelay.lab.demo.settings import DemoSettings
 from kvrelay.lab.demo.story import telling_receipt
 from kvrelay.lab.demo.verdict import MIN_REPEATS, judge
@@ -84,7 +84,21 @@ def test_verdict_follows_its_rule_and_names_thin_evidence() -> None:
     assert judge(failed).winner == "sticky"
     thin = judge(made_up_run(settings=DemoSettings(repeats=MIN_REPEATS - 1)).measured.results)
     assert thin.evidence == "insufficient" and "tendency" in thin.why
-    assert judge({"sticky": MEASURED.results["sticky"]}).winner is None
+    alone = judge({"sticky": MEASURED.results["sticky"]})
+    assert (alone.winner, alone.evidence) == (None, "none")
+
+
+def test_nobody_wins_by_a_hair() -> None:
+    best = MEASURED.results["cache_load"]
+    assert best.ttft_ms.p95 is not None
+
+    def rival(ratio: float) -> PolicyResult:
+        ttft_ms = msgspec.structs.replace(best.ttft_ms, p95=best.ttft_ms.p95 * ratio)
+        return msgspec.structs.replace(MEASURED.results["sticky"], ttft_ms=ttft_ms)
+
+    tie = judge({"cache_load": best, "sticky": rival(1.049)})
+    assert (tie.winner, tie.evidence) == (None, "sufficient") and tie.won.startswith("Nobody won")
+    assert judge({"cache_load": best, "sticky": rival(1.051)}).winner == "cache_load"
 
 
 def test_summary_has_the_published_names() -> None:

@@ -46,10 +46,10 @@ def test_longest_request_fits_one_worker_whatever_the_traces_block_size(workers:
 
 
 def test_trace_without_sessions_is_squeezed_into_a_few_seconds() -> None:
-    rows = tuple(Session(f"r{n}", "", (Turn(0, 0, (0, n), 700, 5),), start_ms=n * 1000.0) for n in range(300))
+    rows = tuple(Session(f"r{n}", "", (Turn(0, 0, (0, n), 1024, 5),), start_ms=n * 1000.0) for n in range(300))
     trace = Trace(512, GLOBAL_SCOPE, rows)
     chosen = settings(trace)
 
     plan = make_plan(cut(trace, chosen.cut).trace, chosen.scale, seed=1)
-    assert plan.requests == 105
+    assert (plan.requests, chosen.scale.block_tokens) == (105, 64)
     assert plan.sessions[-1].turns[0].due_ms == pytest.approx(3000.0)

@@ -129,7 +129,7 @@ def _finish(run: Any, out: Path, *, as_json: bool) -> None:
         if (result.send_lag_ms.p99 or 0.0) > LATE_SENDER_MS:
             messages.say(messages.sender_was_late(policy, result.send_lag_ms.p99))
     complain(run.measured)
-    if run.verdict.winner is None and len(results) > 1:
+    if run.verdict.evidence == "none" and len(results) > 1:
         messages.fail(messages.demo_complaints([run.verdict.why]), code=messages.UNKNOWN)
 
 

@@ -8,7 +8,11 @@ from msgspec import Struct
 
 from kvrelay.lab.demo.results import Figures, PolicyResult
 
-RULE = "fewest failures, then the lowest p95 of the modelled time to first token, then the most actual hit tokens"
+TIE_RATIO = 1.05
+RULE = (
+    "fewest failures, then the lowest p95 of the modelled time to first token; "
+    f"if the next one is within {TIE_RATIO - 1:.0%} of it, nobody wins"
+)
 MIN_REPEATS = 3
 LOSS_WORDS = {
     "route": "lost because another worker held them",
@@ -18,10 +22,13 @@ LOSS_WORDS = {
 
 
 class Verdict(Struct, frozen=True):
-    """`winner` is null when nothing can be compared; `why` then says what is missing."""
+    """`winner` is null after a tie, and when nothing can be compared.
+
+    `evidence`: sufficient; insufficient (fewer repeats than MIN_REPEATS show a tendency and prove nothing); none.
+    """
 
     winner: str | None
-    evidence: str  # sufficient | insufficient: fewer repeats than MIN_REPEATS show a tendency and prove nothing
+    evidence: str
     rule: str
     won: str
     why: str
@@ -34,15 +41,17 @@ def judge(results: Mapping[str, PolicyResult]) -> Verdict:
     if len(ranked) < 2:
         return _no_verdict("One policy alone cannot win.")
     best, next_best = ranked[0], ranked[1]
+    tied = _tied(best, next_best)
+    winner, won = (None, _tie(best, next_best)) if tied else (best.policy, _won(best, next_best))
     why = _why(best, ranked[1:])
     if min(len(result.repeats) for result in ranked) >= MIN_REPEATS:
-        return Verdict(best.policy, "sufficient", RULE, _won(best, next_best), why)
+        return Verdict(winner, "sufficient", RULE, won, why)
     caution = f" With fewer than {MIN_REPEATS} repeats this is a tendency, not evidence."
-    return Verdict(best.policy, "insufficient", RULE, _won(best, next_best), why + caution)
+    return Verdict(winner, "insufficient", RULE, won, why + caution)
 
 
 def _no_verdict(why: str) -> Verdict:
-    return Verdict(None, "insufficient", RULE, "No verdict.", why)
+    return Verdict(None, "none", RULE, "No verdict.", why)
 
 
 def hit_ratio(figures: Figures) -> float | None:
@@ -52,9 +61,22 @@ def hit_ratio(figures: Figures) -> float | None:
     return figures.actual_cached_tokens / figures.eligible_tokens
 
 
-def _rank(result: PolicyResult) -> tuple[float, float, int]:
-    p95 = result.ttft_ms.p95
-    return (result.failures, float("inf") if p95 is None else p95, -(result.actual_cached_tokens or 0))
+def _rank(result: PolicyResult) -> tuple[int, float]:
+    p95_ms = result.ttft_ms.p95
+    return (result.failures, float("inf") if p95_ms is None else p95_ms)
+
+
+def _tied(best: PolicyResult, next_best: PolicyResult) -> bool:
+    assert best.ttft_ms.p95 is not None and next_best.ttft_ms.p95 is not None
+    return best.failures == next_best.failures and next_best.ttft_ms.p95 <= TIE_RATIO * best.ttft_ms.p95
+
+
+def _tie(best: PolicyResult, next_best: PolicyResult) -> str:
+    return (
+        f"Nobody won on these mock workers: modelled p95 time to first token {best.ttft_ms.p95:,.0f} ms "
+        f"({best.policy}) and {next_best.ttft_ms.p95:,.0f} ms ({next_best.policy}) are too close, failures "
+        f"{best.failures} each."
+    )
 
 
 def _won(best: PolicyResult, next_best: PolicyResult) -> str:
@@ -71,8 +93,8 @@ def _why(best: PolicyResult, others: list[PolicyResult]) -> str:
         f"{other.policy} {_percent(other)} and {_ratio(other)}, {_biggest_loss(other)}" for other in others
     )
     return (
-        f"It hit {_percent(best)} of the eligible tokens and its busiest worker had {_ratio(best)} the mean load "
-        f"({compared})."
+        f"{best.policy} hit {_percent(best)} of the eligible tokens and its busiest worker had {_ratio(best)} the mean "
+        f"load ({compared})."
     )
 
 
