@@ -46,7 +46,6 @@ class Ledger:
         self.rates = PrefillRates(initial_tokens_per_s=initial_prefill_tokens_per_s)
         self.reported: dict[int, tuple[int | None, int | None, float | None]] = {}
         self._bookings: dict[str, Booking] = {}
-        self._foreign_slots: set[int] = set()  # asked for emptiness only
         self._weigh_from = 0.0
         self._mean_prefill_tokens: float | None = None
 
@@ -120,22 +119,12 @@ class Ledger:
         """The worker's own gauges, as of now. Without both request gauges nothing is known of foreign load."""
         self.reported[slot] = (running, waiting, kv_usage_ratio)
         if running is not None and waiting is not None:
-            foreign = max(0, running + waiting - int(self.active_requests[slot]))
-            self.foreign_requests[slot] = foreign
-            if foreign:
-                self._foreign_slots.add(slot)
-            else:
-                self._foreign_slots.discard(slot)
+            self.foreign_requests[slot] = max(0, running + waiting - int(self.active_requests[slot]))
             self.version += 1
 
     def mean_prefill_tokens(self, otherwise: int) -> float:
         """What a request we did not book is likely to need: the recent mean of ours, else `otherwise`."""
         return self._mean_prefill_tokens if self._mean_prefill_tokens is not None else float(otherwise)
-
-    @property
-    def any_foreign(self) -> bool:
-        """Does any worker report requests that are not ours?"""
-        return bool(self._foreign_slots)
 
     def _placed(self, now: float, slot: int, tokens: int) -> None:
         """Newer work weighs more: growing the new summand is the same as letting all old ones decay."""
@@ -154,7 +143,6 @@ class Ledger:
         self.table[:, slot] = 0
         self.recent_tokens[slot] = 0.0
         self.reported.pop(slot, None)
-        self._foreign_slots.discard(slot)
         self.version += 1
 
     def check(self) -> None:

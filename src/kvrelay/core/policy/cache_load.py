@@ -8,6 +8,7 @@ reason says so: never a silent cache-aware policy without a cache.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -19,12 +20,18 @@ from kvrelay.core.policy.policy import Choice, Field, break_tie
 
 
 class Scorer(Protocol):
-    """Terms per candidate; their sum is the score."""
+    """Scores all candidates at once, and accounts for the score of any one of them."""
 
     name: str
     best_is_lowest: bool
 
-    def terms(self, now: float, field: Field, ledger: Ledger) -> Mapping[str, Floats]: ...
+    def scores(self, field: Field) -> Floats:
+        """One per candidate."""
+        ...
+
+    def terms(self, field: Field, at: int) -> Mapping[str, float]:
+        """The named summands of `scores(field)[at]`."""
+        ...
 
     def noise(self, best: float) -> float:
         """How far from the best score a candidate still counts as equally good."""
@@ -42,8 +49,7 @@ class CacheLoad:
         self.scorer = scorer
 
     def choose(self, now: float, field: Field, ledger: Ledger) -> Choice:
-        terms = self.scorer.terms(now, field, ledger)
-        scores = _total(terms)
+        scores = self.scorer.scores(field)
         reachable = field.reachable_tokens
         tied = self._tied(scores, reachable)
         position = break_tie(tied, field, ledger)
@@ -52,7 +58,7 @@ class CacheLoad:
             slot=int(field.slots[position]),
             reason=self._reason(field, reachable, len(tied), position, spilled_from is not None),
             scores=scores,
-            terms=terms,
+            terms_of=partial(self.scorer.terms, field),
             best_is_lowest=self.scorer.best_is_lowest,
             spilled_from=spilled_from,
         )
@@ -80,15 +86,6 @@ class CacheLoad:
         if tied > 1:
             return RouteReason.TIE_BREAK
         return RouteReason.CACHE_PLUS_LOAD if reachable[position] else RouteReason.CACHE_NO_MATCH
-
-
-def _total(terms: Mapping[str, Floats]) -> Floats:
-    """Sum in the order of the terms, which is the order in which a reader of the receipt adds them up."""
-    first, *others = terms.values()
-    total = first + 0.0
-    for term in others:
-        total += term
-    return total
 
 
 def _holder_passed_over(field: Field, reachable: Floats, position: int) -> int | None:

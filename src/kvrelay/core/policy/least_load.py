@@ -24,5 +24,9 @@ class LeastLoad:
         position = break_tie(lightest, field, ledger)
         reason = RouteReason.LEAST_LOAD if len(lightest) == 1 else RouteReason.TIE_BREAK
         return Choice(
-            int(field.slots[position]), reason, scores=requests, terms={"requests": requests}, best_is_lowest=True
+            slot=int(field.slots[position]),
+            reason=reason,
+            scores=requests,
+            terms_of=lambda at: {"requests": float(requests[at])},
+            best_is_lowest=True,
         )

@@ -6,7 +6,7 @@ does nothing else. All arrays are parallel to `Field.slots`, so a fleet of hundr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,8 @@ class Field(Struct, frozen=True, eq=False):
     reachable_tokens: Floats  # the same and what lies in lower tiers
     transfer_ms: Floats  # estimated, for loading what is reachable and not ready
     load: Floats  # booked load: one row per kind, as `ledger.KINDS`, one column per candidate
+    backlog_tokens: Floats  # prefill booked there and, by the learned rate, not computed yet
+    foreign_prefill_tokens: float  # what each request that we did not book is presumed to need
     prefill_tokens_per_s: Floats  # learned rates
     block_size_tokens: int  # the unit in which the `weights` scorer counts blocks
     scored: bool  # False: no keys for this prompt, or no candidate whose index could match
@@ -37,12 +39,16 @@ class Field(Struct, frozen=True, eq=False):
 
 
 class Choice(Struct, frozen=True, eq=False):
-    """The chosen slot and the arithmetic behind it. `terms` are parallel to `Field.slots` and add up to `scores`."""
+    """The chosen slot and the arithmetic behind it.
+
+    `scores` are parallel to `Field.slots`; `terms_of(i)` are the named summands of `scores[i]`, worked out only for the
+    few candidates that a receipt shows.
+    """
 
     slot: int
     reason: RouteReason
     scores: Floats | None = None
-    terms: Mapping[str, Floats] | None = None
+    terms_of: Callable[[int], Mapping[str, float]] | None = None
     best_is_lowest: bool = False
     spilled_from: int | None = None
 

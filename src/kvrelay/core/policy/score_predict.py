@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvrelay.core.load.ledger import Ledger
 from kvrelay.core.model.arrays import Floats
 from kvrelay.core.policy.policy import Field
 
@@ -30,18 +29,27 @@ class PredictScorer:
     name = "predict"
     best_is_lowest = True
 
-    def terms(self, now: float, field: Field, ledger: Ledger) -> Mapping[str, Floats]:
-        active, queued, prefill_tokens, _, foreign = field.load
-        ms_per_token = 1000.0 / field.prefill_tokens_per_s
-        backlog = ledger.rates.remaining_tokens(now, field.slots, prefill_tokens, field.prefill_tokens_per_s)
-        if ledger.any_foreign:
-            backlog = backlog + foreign * ledger.mean_prefill_tokens(field.prompt_tokens)
-        compute_ms = (field.prompt_tokens - field.reachable_tokens) * ms_per_token
+    def scores(self, field: Field) -> Floats:
+        active, queued, _, _, foreign = field.load
+        work_tokens = (field.prompt_tokens - field.reachable_tokens) * (1.0 + _DISPLACED_SHARE)
+        work_tokens += field.backlog_tokens
+        work_tokens += foreign * field.foreign_prefill_tokens
+        scores = work_tokens / field.prefill_tokens_per_s
+        scores *= 1000.0
+        scores += field.transfer_ms
+        scores += (active - queued + foreign) * _DECODE_MS_PER_REQUEST
+        return scores
+
+    def terms(self, field: Field, at: int) -> Mapping[str, float]:
+        active, queued, _, _, foreign = field.load[:, at].tolist()
+        ms_per_token = 1000.0 / float(field.prefill_tokens_per_s[at])
+        compute_ms = (field.prompt_tokens - float(field.reachable_tokens[at])) * ms_per_token
+        backlog_tokens = float(field.backlog_tokens[at]) + foreign * field.foreign_prefill_tokens
         return {
-            "queue_ms": backlog * ms_per_token,
+            "queue_ms": backlog_tokens * ms_per_token,
             "compute_ms": compute_ms,
             "displaced_ms": compute_ms * _DISPLACED_SHARE,
-            "transfer_ms": field.transfer_ms,
+            "transfer_ms": float(field.transfer_ms[at]),
             "decode_ms": (active - queued + foreign) * _DECODE_MS_PER_REQUEST,
         }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvrelay.core.load.ledger import DECODE, PREFILL, Ledger
+from kvrelay.core.load.ledger import DECODE, PREFILL
 from kvrelay.core.model.arrays import Floats
 from kvrelay.core.policy.policy import Field
 from kvrelay.core.routing.settings import Weights
@@ -24,13 +24,21 @@ class WeightsScorer:
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
 
-    def terms(self, now: float, field: Field, ledger: Ledger) -> Mapping[str, Floats]:
+    def scores(self, field: Field) -> Floats:
+        weights = self._weights
+        scores = field.reachable_tokens * (weights.alpha / field.block_size_tokens)
+        scores -= field.load[PREFILL] * weights.beta
+        scores -= field.load[DECODE] * weights.gamma
+        scores -= field.transfer_ms * weights.delta
+        return scores
+
+    def terms(self, field: Field, at: int) -> Mapping[str, float]:
         weights = self._weights
         return {
-            "reuse_credit": field.reachable_tokens * (weights.alpha / field.block_size_tokens),
-            "prefill_debit": field.load[PREFILL] * -weights.beta,
-            "decode_debit": field.load[DECODE] * -weights.gamma,
-            "transfer_debit": field.transfer_ms * -weights.delta,
+            "reuse_credit": float(field.reachable_tokens[at]) * (weights.alpha / field.block_size_tokens),
+            "prefill_debit": -float(field.load[PREFILL, at]) * weights.beta,
+            "decode_debit": -float(field.load[DECODE, at]) * weights.gamma,
+            "transfer_debit": -float(field.transfer_ms[at]) * weights.delta,
         }
 
     def noise(self, best: float) -> float:

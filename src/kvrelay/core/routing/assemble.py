@@ -130,7 +130,7 @@ def _gate_loss(decision: Decision | None, matched: _Matched, actual: int | None)
         return None
     return attribute(
         eligible_tokens=matched.eligible_tokens,
-        best_known_tokens=decision.best_known_tokens,
+        best_known_tokens=int(decision.matches.reachable().max()),
         claimed_fast_tokens=matched.fast_tokens,
         claimed_lower_tokens=matched.lower_tokens,
         actual_tokens=actual,
@@ -172,16 +172,17 @@ def _candidate(decision: Decision, at: int) -> Candidate:
         rank=target.id.rank,
         matched_tokens=_tiers(decision, at),
         load=_load(decision, at),
-        terms={name: float(values[at]) for name, values in (choice.terms or {}).items()},
+        terms={} if choice.terms_of is None else choice.terms_of(at),
         score=None if choice.scores is None else float(choice.scores[at]),
     )
 
 
 def _tiers(decision: Decision, at: int) -> dict[str, int]:
-    tiers = {"gpu": int(decision.fast_tokens[at])}
-    if in_flight := int(decision.field.ready_tokens[at]) - tiers["gpu"]:
+    matches, slot = decision.matches, int(decision.field.slots[at])
+    tiers = {"gpu": int(matches.fast[slot])}
+    if in_flight := int(matches.ready[slot]) - tiers["gpu"]:
         tiers["in_flight"] = in_flight
-    tiers.update((tier, int(tokens[at])) for tier, tokens in decision.tier_tokens.items())
+    tiers.update((tier, int(tokens[slot])) for tier, tokens in matches.lower.items())
     return tiers
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvrelay.core.index.matches import Matches, match_prompt
-from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.load.ledger import PREFILL, Ledger
 from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.units import IndexState, RouteReason
@@ -44,9 +44,7 @@ class Decider:
             engine=spec.engine,
             models_payload=spec.models_payload,
             index_state=target.index_state,
-            fast_tokens=matches.fast.take(slots),
-            tier_tokens={tier: tokens.take(slots) for tier, tokens in matches.lower.items()},
-            best_known_tokens=int(np.maximum.reduce(matches.reachable())),
+            matches=matches,
             load_version=self._ledger.version,
             targets=self._fleet.targets,
         )
@@ -63,14 +61,19 @@ class Decider:
     def _field(self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints, matches: Matches) -> Field:
         bound_slot, bound_elsewhere = self._binding(now, policy, arrived, slots)
         ready = matches.ready.take(slots)
+        ledger = self._ledger
+        load = ledger.table.take(slots, axis=1)
+        rates = ledger.rates.tokens_per_s.take(slots)
         return Field(
             slots=slots,
             prompt_tokens=arrived.prompt.prompt_tokens or 0,
             ready_tokens=ready,
             reachable_tokens=matches.reachable().take(slots) if matches.lower else ready,
             transfer_ms=_transfer_ms(matches, slots),
-            load=self._ledger.table.take(slots, axis=1),
-            prefill_tokens_per_s=self._ledger.rates.tokens_per_s.take(slots),
+            load=load,
+            backlog_tokens=ledger.rates.remaining_tokens(now, slots, load[PREFILL], rates),
+            foreign_prefill_tokens=ledger.mean_prefill_tokens(arrived.prompt.prompt_tokens or 0),
+            prefill_tokens_per_s=rates,
             block_size_tokens=min(self._fleet.block_sizes(), default=1),
             scored=arrived.prompt.scorable,
             index_usable=any(self._fleet.at(s).index_state is not IndexState.UNUSABLE for s in slots[:64].tolist()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from kvrelay.core.model.arrays import Floats
+from kvrelay.core.index.matches import Matches
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.ids import TargetId
 from kvrelay.core.model.units import Fault, IndexState, RouteReason
@@ -23,9 +23,7 @@ class Decision(Struct, frozen=True, eq=False):
     engine: str
     models_payload: bool | None
     index_state: IndexState
-    fast_tokens: Floats  # per candidate: in the fastest tier; `field.ready_tokens` has what is in flight too
-    tier_tokens: dict[str, Floats]  # per candidate: what each lower tier adds
-    best_known_tokens: int  # the deepest match over all live workers, candidates or not
+    matches: Matches  # by slot; the deepest of them all is what the fleet could have offered
     load_version: int
     targets: list[Target | None]  # by slot, as the fleet was
 
