@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from msgspec import Struct
 
 from kvrelay.core.index.in_flight import InFlight
 from kvrelay.core.index.match import set_where
 from kvrelay.core.index.residency import TIERS, Residency
-from kvrelay.core.model.arrays import Floats, Ints
+from kvrelay.core.model.arrays import Floats
 from kvrelay.core.model.prompt import BlockKeys, Prompt
 
 
@@ -25,26 +27,25 @@ class Matches(Struct, frozen=True, eq=False):
 
 
 def match_prompt(
-    prompt: Prompt, *, residency: Residency, in_flight: InFlight, block_size_of_slot: Ints, block_sizes: tuple[int, ...]
+    prompt: Prompt, *, residency: Residency, in_flight: InFlight, tokens_per_block: Mapping[int, Floats], slots: int
 ) -> Matches:
-    """Match with the keys of each block size in use; slots of another size are not touched by that pass."""
-    slots = len(block_size_of_slot)
-    fast = np.zeros(slots)
-    if not prompt.keys:
-        return Matches(fast, fast, {})
-    ready = fast
+    """Match with the keys of each block size in use.
+
+    `tokens_per_block[size]` is that size for the slots that use it and 0 for the others: no pass touches foreign slots.
+    """
+    fast = ready = np.zeros(slots)
     lower: dict[str, Floats] = {}
-    for size in block_sizes:
+    for size, tokens in tokens_per_block.items():
         keys = prompt.keys.get(size)
         if keys is None or not len(keys):
             continue
-        mine = (block_size_of_slot == size) * float(size)
-        depth = residency.depths(keys)[:slots] * mine
+        depth = residency.depths(keys)[:slots] * tokens
         fast = fast + depth
-        depth = np.maximum(depth, _promised(in_flight, keys, slots) * mine) if len(in_flight) else depth
+        if len(in_flight):
+            depth = np.maximum(depth, _promised(in_flight, keys, slots) * tokens)
         ready = ready + depth
         for layer in residency.deeper_layers():
-            deeper = np.maximum(residency.depths(keys, layer=layer)[:slots] * mine, depth)
+            deeper = np.maximum(residency.depths(keys, layer=layer)[:slots] * tokens, depth)
             tier = TIERS[layer].value
             lower[tier] = lower.get(tier, 0) + (deeper - depth)
             depth = deeper

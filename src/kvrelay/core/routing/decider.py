@@ -54,8 +54,8 @@ class Decider:
             arrived.prompt,
             residency=self._keeper.residency,
             in_flight=self._keeper.in_flight,
-            block_size_of_slot=self._fleet.block_size_of_slot,
-            block_sizes=self._fleet.block_sizes(),
+            tokens_per_block=self._fleet.tokens_per_block,
+            slots=len(self._fleet.targets),
         )
 
     def _field(self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints, matches: Matches) -> Field:
@@ -74,7 +74,7 @@ class Decider:
             backlog_tokens=ledger.rates.remaining_tokens(now, slots, load[PREFILL], rates),
             foreign_prefill_tokens=ledger.mean_prefill_tokens(arrived.prompt.prompt_tokens or 0),
             prefill_tokens_per_s=rates,
-            block_size_tokens=min(self._fleet.block_sizes(), default=1),
+            block_size_tokens=next(iter(self._fleet.tokens_per_block), 1),
             scored=arrived.prompt.scorable,
             index_usable=any(self._fleet.at(s).index_state is not IndexState.UNUSABLE for s in slots[:64].tolist()),
             bound_slot=bound_slot,

@@ -12,7 +12,7 @@ from msgspec import Struct
 from kvrelay.core.index.approximate import Approximate
 from kvrelay.core.index.sequence import Sequence
 from kvrelay.core.load.ledger import Ledger
-from kvrelay.core.model.arrays import Ints
+from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.events import WorkerSpec
 from kvrelay.core.model.ids import TargetId, WorkerId
 from kvrelay.core.model.units import IndexState
@@ -79,7 +79,7 @@ class FleetView:
         self._kept: dict[str | None, Candidates] = {}
         self._limits: Ints | None = None
         self._limited = False
-        self._block_sizes: tuple[int, ...] = ()
+        self.tokens_per_block: dict[int, Floats] = {}  # size -> that size for its slots, 0 for others; ascending
 
     def add(self, worker: Worker) -> None:
         self.workers[worker.id.name] = worker
@@ -107,7 +107,8 @@ class FleetView:
         self.targets[slot] = target
         self.block_size_of_slot = np.append(self.block_size_of_slot, np.zeros(more, dtype=np.int64))
         self.block_size_of_slot[slot] = target.block_size_tokens if target is not None else 0
-        self._block_sizes = tuple(int(size) for size in np.unique(self.block_size_of_slot) if size)
+        sizes = [int(size) for size in np.unique(self.block_size_of_slot) if size]
+        self.tokens_per_block = {size: (self.block_size_of_slot == size) * float(size) for size in sizes}
 
     def changed(self) -> None:
         """Something that filters look at changed."""
@@ -133,7 +134,7 @@ class FleetView:
 
     def block_sizes(self) -> tuple[int, ...]:
         """Block sizes in use, ascending; each needs its own keys of a prompt."""
-        return self._block_sizes
+        return tuple(self.tokens_per_block)
 
     def adapter_of(self, model: str | None) -> str | None:
         """The adapter that a model name means, if any worker lists it as one."""
