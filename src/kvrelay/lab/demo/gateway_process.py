@@ -98,13 +98,14 @@ class GatewayProcess:
         assert process is not None
         try:
             if process.returncode is None:
-                process.terminate()
+                # Not process.terminate(): it would reap a child that has just ended, and asyncio would miss its status.
+                _signal_group(process.pid, signal.SIGTERM)
                 async with asyncio.timeout(STOP_TIMEOUT_S):
                     await process.wait()
         except TimeoutError:
             pass
         finally:
-            _kill_group(process.pid)
+            _signal_group(process.pid, signal.SIGKILL)
             await process.wait()
 
     def _log_tail(self) -> str:
@@ -127,8 +128,8 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _kill_group(group: int) -> None:
+def _signal_group(group: int, number: signal.Signals) -> None:
     try:
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(group, number)
     except ProcessLookupError:
         pass  # nothing of it is left, as it should be
