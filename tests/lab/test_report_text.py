@@ -4,11 +4,13 @@ import json
 import re
 
 import msgspec
+import pytest
 from tests.lab.made_up_run import made_up_run
 
+from kvrelay.core.traces.cut import CutCounts
 from kvrelay.lab.report.page import render_page
 from kvrelay.lab.report.table import Table, milliseconds, percent, tokens
-from kvrelay.lab.report.view import view_of
+from kvrelay.lab.report.view import EXCLUDED_WORDS, limitations, view_of
 
 
 def test_table_is_aligned_text_and_escaped_html() -> None:
@@ -30,6 +32,18 @@ def test_page_is_one_file_that_refers_to_nothing_outside() -> None:
 
     assert "default-src 'none'" in page
     assert not re.findall(r"<(?:script|img|link|iframe)[^>]+(?:src|href)=[\"'](?!data:)", page)
+
+
+@pytest.mark.covers("BM-14", "BM-16", "BM-17")
+def test_limitations_name_the_subset_the_scale_and_the_scope() -> None:
+    measured = made_up_run().measured
+    facts = measured.manifest.stated.trace
+    text = " ".join(limitations(measured))
+
+    assert f"filtered synthetic subset: {facts.requests_retained} of {facts.requests_received} requests" in text
+    assert facts.requests_retained + sum(facts.excluded.values()) == facts.requests_received
+    assert set(EXCLUDED_WORDS) == set(CutCounts.__struct_fields__) - {"received", "retained"}
+    assert "local to a session" in text and "mocks" in text
 
 
 def test_names_cannot_break_out_of_the_page() -> None:

@@ -17,6 +17,14 @@ from kvrelay.lab.report.table import Table, milliseconds, percent, tokens
 
 GATES = GateLoss.__struct_fields__
 LOAD_POINTS = 120
+EXCLUDED_WORDS = {
+    "over_long": "over-long",
+    "after_over_long": "after an over-long one",
+    "beyond_turn_limit": "beyond the limit of turns per session",
+    "session_too_short": "in sessions that are too short",
+    "session_not_sampled": "in sessions that were not sampled",
+    "beyond_request_limit": "beyond the limit of requests",
+}
 EXPLAINED_GATES = {
     "hit": "reused from the chosen worker's cache",
     "prefix": "nobody held them",
@@ -114,16 +122,16 @@ def claimed_minus_actual(figures: Figures) -> int | None:
 
 def limitations(measured: Measured) -> tuple[str, ...]:
     scale, trace = measured.manifest.stated.settings.scale, measured.manifest.stated.trace
-    excluded = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in trace.excluded.items())
+    excluded = ", ".join(f"{count} {EXCLUDED_WORDS[reason]}" for reason, count in trace.excluded.items())
     return (
         "All workers are mocks: times follow from stated prefill and decode rates. They show what routing does to "
         "queues and caches; they say nothing about the performance of an engine or a GPU.",
-        f"The trace is a filtered subset: {trace.requests_retained} of {trace.requests_received} requests"
-        + (f" ({excluded})." if excluded else "."),
+        f"The workload is a filtered synthetic subset: {trace.requests_retained} of {trace.requests_received} requests"
+        + (f" (left out: {excluded})." if excluded else "."),
         f"It is scaled: one block of {trace.block_size_tokens} tokens became {scale.block_tokens} tokens, times were "
         f"divided by {scale.time_divisor:g}, pauses and answers capped.",
         "Prompts are made from block ids, so answers of earlier turns are new tokens to the engines: blocks that "
-        "decoding filled are never hit, as they would be with real text.",
+        "decoding filled are never hit here, while with real text they would be.",
         *trace.limitations,
     )
 
