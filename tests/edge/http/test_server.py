@@ -146,6 +146,7 @@ async def test_limits_are_answered() -> None:
     cases = [
         ([GET[:-2] + b"X: " + piece * 2 + b"\r\n\r\n"], b"HTTP/1.1 431"),
         ([GET[:-2] + b"X: ", *[piece] * 5], b"HTTP/1.1 431"),
+        ([GET[:-2] + b"X: " + piece, piece + b"\r\n\r\n"], b"HTTP/1.1 431"),
         ([post + b"Content-Length: 101\r\n\r\n"], b"HTTP/1.1 413"),
         ([chunked + chunk, chunk], b"HTTP/1.1 413"),
         ([chunked + b"0\r\nT: ", *[piece] * 5], b"HTTP/1.1 413"),
@@ -266,6 +267,24 @@ async def test_back_pressure_is_told_to_the_producer() -> None:
         received = len(await reader.read())
         assert received > 300 * 65536
         writer.close()
+
+
+async def test_the_next_answer_learns_that_the_client_still_reads_slowly() -> None:
+    flow: list[tuple[str, bool]] = []
+
+    def flood(exchange: Exchange) -> None:
+        exchange.on_flow = lambda wanted: flow.append((exchange.path, wanted))
+        exchange.start(200, [])
+        exchange.write(b"x" * 20_000_000)
+        asyncio.get_running_loop().call_later(0.05, exchange.finish)
+
+    async with serving(flood) as server:
+        _, writer = await connect(server.port)
+        writer.write(GET + GET.replace(b"/a", b"/b"))
+        await asyncio.sleep(0.2)
+        assert flow == [("/a", False), ("/b", False)]
+        writer.transport.abort()
+        await asyncio.sleep(0.02)
 
 
 async def test_drain_lets_open_exchanges_end_and_keeps_listening() -> None:

@@ -21,6 +21,7 @@ _HARMLESS_CONNECTION = frozenset((b"keep-alive", b"close", b""))
 _OURS = frozenset(
     (b"x-kvrelay-request-id", b"x-kvrelay-worker", b"x-kvrelay-route-reason", b"x-kvrelay-matched-tokens")
 )
+_NOT_PASSED = HOP_BY_HOP | _OURS
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}\Z")
 _SESSION_ID = re.compile(rb"[\x21-\x7e]{1,256}\Z")
 SECOND_SESSION_HEADER = b"x-dynamo-session-id"
@@ -127,16 +128,27 @@ def worker_request(
     )
 
 
-def client_headers(headers: Sequence[Header], request_id: str, dispatch: Dispatch, route: Route) -> list[Header]:
+def client_headers(headers: Sequence[Header], request_id: bytes, dispatch: Dispatch, route: Route) -> list[Header]:
     """The worker's headers that may pass, and ours behind them."""
-    passed = [header for header in end_to_end(headers) if header[0].lower() not in _OURS]
+    passed = _passed(headers)
     passed += (
-        (b"x-kvrelay-request-id", request_id.encode("latin-1")),
+        (b"x-kvrelay-request-id", request_id),
         route.worker_header,
         (b"x-kvrelay-route-reason", dispatch.reason.encode("latin-1")),
     )
     if dispatch.matched_tokens is not None:
         passed.append((b"x-kvrelay-matched-tokens", b"%d" % dispatch.matched_tokens))
+    return passed
+
+
+def _passed(headers: Sequence[Header]) -> list[Header]:
+    passed: list[Header] = []
+    for header in headers:
+        lowered = header[0].lower()
+        if lowered not in _NOT_PASSED:
+            passed.append(header)
+        elif lowered == b"connection" and header[1].strip().lower() not in _HARMLESS_CONNECTION:
+            return _passed(end_to_end(headers))
     return passed
 
 

@@ -82,6 +82,7 @@ class ClientRequest:
         "_head",
         "_held",
         "_held_bytes",
+        "_id_bytes",
         "_relaying",
         "_request_id",
         "_route",
@@ -106,6 +107,7 @@ class ClientRequest:
         self._exchange = exchange
         self._head = head
         self._request_id = request_id
+        self._id_bytes = request_id.encode("latin-1")
         self._tenant = tenant
         self._body = exchange.body
         self._waiting: asyncio.Task[None] | None = None
@@ -125,11 +127,12 @@ class ClientRequest:
         self._around.host.requests[self._request_id] = self
         body, salt = self._read_body()
         router = self._around.host.router
-        prompt = prompt_at_once(router, self._around.tokens, body, router.adapter_of(body.model), salt)
+        adapter = router.adapter_of(body.model)
+        prompt = prompt_at_once(router, self._around.tokens, body, adapter, salt)
         if prompt is None:
             self._waiting = self._around.spawn(self._score_and_arrive(body, salt))
         else:
-            self._arrive(body, prompt)
+            self._arrive(body, prompt, adapter)
 
     def _read_body(self) -> tuple[RequestBody, str | None]:
         """What the body says, and the salt that the engine will see."""
@@ -147,16 +150,16 @@ class ClientRequest:
     async def _score_and_arrive(self, body: RequestBody, salt: str | None) -> None:
         prompt = await prompt_in_time(self._around.host.router, self._around.tokens, body, salt)
         self._waiting = None
-        self._arrive(body, prompt)
+        self._arrive(body, prompt, self._around.host.router.adapter_of(body.model))
 
-    def _arrive(self, body: RequestBody, prompt: Prompt) -> None:
+    def _arrive(self, body: RequestBody, prompt: Prompt, adapter: str | None) -> None:
         host = self._around.host
         host.feed(
             RequestArrived(
                 request_id=self._request_id,
                 prompt=prompt,
                 model=body.model,
-                adapter=host.router.adapter_of(body.model),
+                adapter=adapter,
                 session_id=self._head.session_id,
                 tenant=self._tenant,
                 path=self._exchange.path,
@@ -192,7 +195,7 @@ class ClientRequest:
         self.cancel()
         headers = [
             (b"content-type", b"application/json"),
-            (b"x-kvrelay-request-id", self._request_id.encode("latin-1")),
+            (b"x-kvrelay-request-id", self._id_bytes),
         ]
         if effect.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % math.ceil(effect.retry_after_s)))
@@ -201,7 +204,7 @@ class ClientRequest:
 
     def pass_through(self) -> None:
         assert self._dispatch is not None and self._route is not None
-        headers = client_headers(self._upstream_headers, self._request_id, self._dispatch, self._route)
+        headers = client_headers(self._upstream_headers, self._id_bytes, self._dispatch, self._route)
         body = b"".join(self._held)
         self._exchange.respond(self._status, [each for each in headers if each[0].lower() != b"content-length"], body)
 
@@ -292,7 +295,7 @@ class ClientRequest:
             if credential is not None:
                 lines += b"authorization: %b\r\n" % credential
         if self._head.request_id is None:
-            lines += b"x-request-id: %b\r\n" % self._request_id.encode("latin-1")
+            lines += b"x-request-id: %b\r\n" % self._id_bytes
         if effect.rank is not None:
             lines += b"x-data-parallel-rank: %d\r\n" % effect.rank
         return lines
@@ -300,7 +303,7 @@ class ClientRequest:
     def _start_relaying(self, first: bytes) -> None:
         assert self._dispatch is not None and self._route is not None
         self._relaying = True
-        headers = client_headers(self._upstream_headers, self._request_id, self._dispatch, self._route)
+        headers = client_headers(self._upstream_headers, self._id_bytes, self._dispatch, self._route)
         self._exchange.start(self._status, headers, first)
         self._around.host.feed(FirstByteRelayed(self._request_id))
 

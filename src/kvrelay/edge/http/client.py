@@ -131,13 +131,11 @@ class UpstreamPool:
     def __init__(self, limits: PoolLimits | None = None) -> None:
         self.limits = limits or PoolLimits()
         self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
         self._idle: dict[Origin, deque[UpstreamConnection]] = {}
         self._calls: dict[Call, None] = {}
         self._tls: ssl_module.SSLContext | None = None
         self._sweeper = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
-
-    def now(self) -> float:
-        return self._loop.time()
 
     @property
     def open_calls(self) -> int:
@@ -304,6 +302,9 @@ class UpstreamConnection(asyncio.Protocol):
         call.written_at = now_s
         call.deadline_s = now_s + call.timeouts.first_byte_s
         transport.write(call.payload)
+        if call.paused:
+            self.set_reading(False)
+            call.deadline_s = NEVER
         call.listener.on_accepted()
 
     def abandon(self) -> None:
@@ -392,12 +393,16 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._status = status
         self._head_read = True
-        self._ends_with_connection = status not in BODYLESS_STATUS and not any(
-            name.lower() in (b"content-length", b"transfer-encoding") for name, _ in self._headers
-        )
+        self._ends_with_connection = status not in BODYLESS_STATUS and not self._length_known()
         call = self._call
         if call is not None and call.bodyless:
             self._complete = True
+
+    def _length_known(self) -> bool:
+        for name, _ in self._headers:
+            if len(name) in (14, 17) and name.lower() in (b"content-length", b"transfer-encoding"):
+                return True
+        return False
 
     def on_body(self, data: bytes) -> None:
         if not self._complete:

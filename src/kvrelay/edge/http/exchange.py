@@ -176,16 +176,15 @@ class Exchange:
         connection = self._connection
         if connection is None:
             return
-        self._connection = None
-        self._stage = Stage.DONE
+        self._close()
         connection.break_off(framed=self._framing is not Framing.CLOSE)
 
     def client_left(self) -> None:
         """Called by the connection only."""
-        self._connection = None
-        self._stage = Stage.DONE
-        if self.on_gone is not None:
-            self.on_gone()
+        on_gone = self.on_gone
+        self._close()
+        if on_gone is not None:
+            on_gone()
 
     def _head(self, status: int, headers: Sequence[Header]) -> list[bytes]:
         parts = [status_line(status)]
@@ -211,6 +210,10 @@ class Exchange:
             self._framing = Framing.CHUNKED
 
     def _done(self, connection: Connection) -> None:
-        self._connection = None
-        self._stage = Stage.DONE
+        self._close()
         connection.exchange_done(self)
+
+    def _close(self) -> None:
+        """The handlers go as well: they hold the handler's state, which holds this exchange."""
+        self._connection = self.on_gone = self.on_flow = None
+        self._stage = Stage.DONE

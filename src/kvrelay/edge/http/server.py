@@ -134,6 +134,7 @@ class ServerConnection(asyncio.Protocol):
         self._waiting: deque[Exchange] = deque()
         self._advancing = False
         self._reading_paused = False
+        self._write_paused = False
         # the request that is being read
         self._in_head = False
         self._in_body = False
@@ -142,6 +143,9 @@ class ServerConnection(asyncio.Protocol):
         self._body_bytes = 0
         self._url = b""
         self._headers: list[Header] = []
+        self._names: list[bytes] = []  # of the headers, in lower case
+        self._this_read_bytes = 0
+        self._read_bytes = 0  # of all reads that the request has a part in: its head cannot be larger
         self._body: list[bytes] = []
         self._resuming_body = False
         self._continue_due = False
@@ -174,10 +178,12 @@ class ServerConnection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
+        self._write_paused = True
         if self._active is not None and self._active.on_flow is not None:
             self._active.on_flow(False)
 
     def resume_writing(self) -> None:
+        self._write_paused = False
         if self._active is not None and self._active.on_flow is not None:
             self._active.on_flow(True)
 
@@ -186,6 +192,8 @@ class ServerConnection(asyncio.Protocol):
         if self._last_request_read:
             return
         self._began_in_this_read = False
+        self._this_read_bytes = len(data)
+        self._read_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -204,8 +212,10 @@ class ServerConnection(asyncio.Protocol):
         self._in_head = True
         self._began_in_this_read = True
         self._raw_bytes = self._body_bytes = 0
+        self._read_bytes = self._this_read_bytes
         self._url = b""
         self._headers = []
+        self._names = []
         self._body = []
         self._head_began_at = self._progress_at
 
@@ -216,6 +226,7 @@ class ServerConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # a trailer comes after the head and is dropped
             self._headers.append((name, value))
+            self._names.append(name.lower())
 
     def on_headers_complete(self) -> None:
         if self._resuming_body:
@@ -324,33 +335,38 @@ class ServerConnection(asyncio.Protocol):
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _refusal_of_head(self) -> tuple[int, str] | None:
-        """What the parser lets through and we do not."""
-        header_bytes = len(self._url)
-        hosts = 0
+        """What the parser lets through and we do not. On every request's path: set and list operations, no loop."""
+        names = self._names
         version = self._parser.get_http_version()
-        for name, value in self._headers:
-            header_bytes += len(name) + len(value) + 4
-            length = len(name)
-            if length == 4 and name.lower() == b"host":
-                hosts += 1
-            elif length == 17 and name.lower() == b"transfer-encoding":
-                if version != "1.1" or value.strip().lower() != b"chunked":
-                    return 501, "the only transfer coding understood is `chunked`, in HTTP/1.1"
-            elif length == 14 and name.lower() == b"content-length" and int(value) > self._limits.body_bytes:
-                return 413, f"the body is declared as {int(value)} bytes; the limit is {self._limits.body_bytes}"
-            elif length == 6 and name.lower() == b"expect":
-                if value.strip().lower() != b"100-continue":
-                    return 417, "the only expectation understood is `100-continue`"
-                self._continue_due = version == "1.1"
-        if header_bytes > self._limits.header_bytes:
+        if self._read_bytes > self._limits.header_bytes and self._head_bytes() > self._limits.header_bytes:
             return 431, f"the request header has more than {self._limits.header_bytes} bytes"
         if version not in ("1.0", "1.1"):
             return 505, "the versions understood are HTTP/1.0 and HTTP/1.1"
-        if hosts > 1 or (hosts == 0 and version == "1.1"):
+        if names.count(b"host") != 1 and (version == "1.1" or b"host" in names):
             return 400, "a request needs exactly one Host header"
+        if b"content-length" in names and self._declared_bytes() > self._limits.body_bytes:
+            return (
+                413,
+                f"the body is declared as {self._declared_bytes()} bytes; the limit is {self._limits.body_bytes}",
+            )
+        if b"transfer-encoding" in names and (version != "1.1" or self._value(b"transfer-encoding") != b"chunked"):
+            return 501, "the only transfer coding understood is `chunked`, in HTTP/1.1"
+        if b"expect" in names:
+            if self._value(b"expect") != b"100-continue":
+                return 417, "the only expectation understood is `100-continue`"
+            self._continue_due = version == "1.1"
         if self._parser.get_method() == b"CONNECT":
             return 501, "CONNECT is not offered"
         return None
+
+    def _value(self, lowercase_name: bytes) -> bytes:
+        return self._headers[self._names.index(lowercase_name)][1].strip().lower()
+
+    def _declared_bytes(self) -> int:
+        return int(self._value(b"content-length"))
+
+    def _head_bytes(self) -> int:
+        return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
 
     def _check_raw_bytes(self, read_bytes: int) -> None:
         """Bounds what the parser itself may gather: a header without end, or chunk framing and trailers without end."""
@@ -435,6 +451,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _begin(self, exchange: Exchange) -> None:
         self._active = exchange
+        paused_by_the_last = self._write_paused
         try:
             self._server.handler(exchange)
         except Exception:  # a mistake of ours in one request must not take the others with it
@@ -444,6 +461,8 @@ class ServerConnection(asyncio.Protocol):
             else:
                 exchange.keep_alive = False
                 exchange.respond(500, (), b"")
+        if paused_by_the_last and exchange.on_flow is not None:
+            exchange.on_flow(False)
 
     def _send_continue(self) -> None:
         self._continue_due = False
