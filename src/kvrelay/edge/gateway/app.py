@@ -78,7 +78,7 @@ class DataPort:
         number = next(self._numbers)
         if asked is None:
             return f"{self._id_prefix}-{number:x}"
-        if asked in self._around.host.requests or self._receipts.get(asked) is not None:
+        if asked in self._around.host.requests or asked in self._receipts:
             return f"{asked}~{number:x}"
         return asked
 

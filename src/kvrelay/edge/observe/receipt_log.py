@@ -2,14 +2,15 @@
 
 `write` only encodes and appends to memory; a thread of its own does the file work in batches, so a slow disk never
 delays a request. The memory between the two is bounded: when the disk cannot keep up, receipts are dropped, counted
-and said, which is better than an ever growing process. The last receipts stay readable in memory either way.
+and said, which is better than an ever growing process. The last receipts stay readable in memory either way, as encoded
+lines: a thousand receipts as objects are a hundred thousand things for the garbage collector to walk.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,27 +31,33 @@ class ReceiptLog:
     def __init__(self, path: Path | None, *, rotate_mb: int = 64, keep: int = 8, recent: int = DEFAULT_RECENT) -> None:
         self.dropped = 0
         self._encoder = msgspec.json.Encoder()
-        self._recent: OrderedDict[str, Receipt] = OrderedDict()
+        self._decoder = msgspec.json.Decoder(Receipt)
+        self._recent: dict[str, bytes] = {}  # oldest first
         self._max_recent = recent
         self._writer = None if path is None else _Writer(_RotatedFile(path, rotate_mb * 2**20, keep))
 
     def write(self, receipt: Receipt) -> None:
-        self._recent[receipt.request_id] = receipt
-        self._recent.move_to_end(receipt.request_id)
+        line = self._encoder.encode(receipt)
+        self._recent.pop(receipt.request_id, None)
+        self._recent[receipt.request_id] = line
         if len(self._recent) > self._max_recent:
-            self._recent.popitem(last=False)
-        if self._writer is not None and not self._writer.put(self._encoder.encode(receipt) + b"\n"):
+            del self._recent[next(iter(self._recent))]
+        if self._writer is not None and not self._writer.put(line + b"\n"):
             self.dropped += 1
             if self.dropped == 1 or self.dropped % 1000 == 0:
                 _log.error("receipts dropped: the disk does not keep up; dropped=%d", self.dropped)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._recent
+
     def get(self, request_id: str) -> Receipt | None:
         """The receipt, if it is among the last ones."""
-        return self._recent.get(request_id)
+        line = self._recent.get(request_id)
+        return None if line is None else self._decoder.decode(line)
 
     def recent(self, limit: int) -> list[Receipt]:
         """The last receipts, newest first."""
-        return [receipt for receipt, _ in zip(reversed(self._recent.values()), range(limit), strict=False)]
+        return [self._decoder.decode(line) for line in islice(reversed(self._recent.values()), limit)]
 
     def flush(self) -> None:
         """Waits until everything written so far is in the file."""
