@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.load.ledger import KINDS, Ledger
 
 SLOTS = 3
 
@@ -20,7 +20,7 @@ def new_ledger(slots=SLOTS):
 
 
 def row(ledger, slot=0):
-    return ledger.table[:, slot].tolist()
+    return ledger.table()[: len(KINDS), slot].tolist()
 
 
 @pytest.mark.covers("S01")
@@ -57,29 +57,29 @@ def test_only_what_our_bookings_cannot_explain_is_foreign():
     ledger = new_ledger()
     ledger.book(0.0, "r", 0, prefill_tokens=1, decode_blocks=1)
     ledger.report(0, running=1, waiting=2, kv_usage_ratio=0.5)
-    assert ledger.foreign_requests[0] == 2
+    assert ledger.slots[0].foreign_requests == 2
     ledger.book(0.0, "s", 0, prefill_tokens=1, decode_blocks=1)
-    assert ledger.foreign_requests[0] == 2, "a dispatch after the report is ours and not theirs"
+    assert ledger.slots[0].foreign_requests == 2, "a dispatch after the report is ours and not theirs"
     ledger.report(0, running=2, waiting=0, kv_usage_ratio=0.5)
-    assert ledger.foreign_requests[0] == 0
+    assert ledger.slots[0].foreign_requests == 0
     ledger.report(0, running=0, waiting=0, kv_usage_ratio=0.5)
-    assert ledger.foreign_requests[0] == 0, "a gauge that lags behind our bookings is not negative load"
+    assert ledger.slots[0].foreign_requests == 0, "a gauge that lags behind our bookings is not negative load"
 
 
 def test_a_missing_gauge_is_unknown_and_not_zero():
     ledger = new_ledger()
     ledger.report(0, running=3, waiting=0, kv_usage_ratio=None)
     ledger.report(0, running=None, waiting=None, kv_usage_ratio=None)
-    assert ledger.foreign_requests[0] == 3 and ledger.reported[0] == (None, None, None)
+    assert ledger.slots[0].foreign_requests == 3 and ledger.slots[0].reported == (None, None, None)
 
 
 def test_recent_work_fades_and_compares():
     ledger = new_ledger()
     ledger.book(0.0, "a", 0, prefill_tokens=100, decode_blocks=1)
     ledger.book(60.0, "b", 1, prefill_tokens=100, decode_blocks=1)
-    assert ledger.recent_tokens[1] == pytest.approx(2 * ledger.recent_tokens[0])
+    assert ledger.slots[1].recent_tokens == pytest.approx(2 * ledger.slots[0].recent_tokens)
     ledger.book(1_000.0, "c", 2, prefill_tokens=1, decode_blocks=1)
-    assert ledger.recent_tokens[0] < ledger.recent_tokens[1] < ledger.recent_tokens[2] < 10
+    assert ledger.slots[0].recent_tokens < ledger.slots[1].recent_tokens < ledger.slots[2].recent_tokens < 10
 
 
 class NaiveLedger(RuleBasedStateMachine):
@@ -121,7 +121,7 @@ class NaiveLedger(RuleBasedStateMachine):
     def report(self, slot, running, waiting):
         self.ledger.report(slot, running=running, waiting=waiting, kv_usage_ratio=None)
         ours = sum(entry[0] == slot for entry in self.requests.values())
-        assert self.ledger.foreign_requests[slot] == max(0, running + waiting - ours)
+        assert self.ledger.slots[slot].foreign_requests == max(0, running + waiting - ours)
 
     @invariant()
     def agrees(self):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.load.ledger import PREFILL, Ledger
 
 
 def serve(ledger, slot, *, rate, prompts, start=0.0, together=1):
@@ -28,7 +28,7 @@ def test_the_rate_is_learned_with_and_without_batching(together):
     ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
     ledger.add_slot(0)
     serve(ledger, 0, rate=5_000.0, prompts=[800, 1_200, 3_000, 500] * 10, together=together)
-    assert ledger.rates.tokens_per_s[0] == pytest.approx(5_000.0, rel=0.25 if together > 1 else 0.05)
+    assert ledger.rates.of(0) == pytest.approx(5_000.0, rel=0.25 if together > 1 else 0.05)
 
 
 def test_a_change_of_speed_is_followed():
@@ -40,14 +40,14 @@ def test_a_change_of_speed_is_followed():
         now += 1.0
         ledger.first_token(now, f"s{i}")
         ledger.settle(now, f"s{i}")
-    assert ledger.rates.tokens_per_s[0] == pytest.approx(1_000.0, rel=0.2)
+    assert ledger.rates.of(0) == pytest.approx(1_000.0, rel=0.2)
 
 
 def test_nearly_cached_prompts_teach_nothing():
     ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
     ledger.add_slot(0)
     serve(ledger, 0, rate=10.0, prompts=[16] * 10)
-    assert ledger.rates.tokens_per_s[0] == 1_000.0 and ledger.rates.learned_samples[0] == 0
+    assert ledger.rates.of(0) == 1_000.0 and ledger.rates.samples(0) == 0
 
 
 def test_a_newcomer_starts_with_what_the_others_taught():
@@ -55,7 +55,7 @@ def test_a_newcomer_starts_with_what_the_others_taught():
     ledger.add_slot(0)
     serve(ledger, 0, rate=5_000.0, prompts=[1_000] * 10)
     ledger.add_slot(1)
-    assert ledger.rates.tokens_per_s[1] == pytest.approx(5_000.0, rel=0.05)
+    assert ledger.rates.of(1) == pytest.approx(5_000.0, rel=0.05)
 
 
 def test_presumed_progress_is_bounded():
@@ -65,7 +65,7 @@ def test_presumed_progress_is_bounded():
     slots = np.array([0])
 
     def remaining(now):
-        return ledger.rates.remaining_tokens(now, slots, ledger.prefill_tokens[slots], np.array([1_000.0]))[0]
+        return ledger.rates.remaining_tokens(now, slots, ledger.table()[PREFILL].take(slots), np.array([1_000.0]))[0]
 
     assert remaining(0.0) == 2_000 and remaining(1.0) == 1_000
     assert remaining(1e6) == pytest.approx(400), "a worker that hangs keeps a fifth of its backlog for ever"

@@ -4,6 +4,9 @@ Booked at dispatch, corrected at the first token, taken back exactly once at the
 report of themselves is kept beside it and never mixed in: only the part that our own bookings at the time of the report
 cannot explain (other gateways, direct clients) is added to the load, so that a stale gauge neither hides a burst nor
 counts it twice.
+
+Numbers are kept per slot as plain Python numbers, since every request changes a few of them and numpy's single elements
+are slow; scorers, which look at hundreds of slots at once, get an array in which only the changed columns are renewed.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ _RECENT_RESCALE_S = 600.0
 
 KINDS = ("active_requests", "queued_requests", "active_prefill_tokens", "active_decode_blocks", "foreign_requests")
 ACTIVE, QUEUED, PREFILL, DECODE, FOREIGN = range(len(KINDS))
+RECENT = len(KINDS)  # the row of `recent_tokens`, which is not load but breaks ties
+
+_RECENT_HALF_LIFE_S = 60.0
+_RECENT_RESCALE_S = 600.0
 
 
 class Booking(Struct):
@@ -31,44 +38,48 @@ class Booking(Struct):
     prefilling: bool = True
 
 
-class Ledger:
-    """Booked load per slot.
+class SlotLoad(Struct):
+    """Load of one slot; `KINDS` in order, then what is not load but belongs to the slot."""
 
-    `table` has one row per kind of load (`KINDS`) and one column per slot, so that the load of many candidates is one
-    gather; the attributes are views of its rows. Whole numbers, kept as float64 because scorers calculate with them.
-    All are owned by the ledger: read them, do not keep them.
-    """
+    active_requests: int = 0
+    queued_requests: int = 0  # dispatched, no token yet
+    active_prefill_tokens: int = 0
+    active_decode_blocks: int = 0
+    foreign_requests: int = 0  # reported beyond what we booked
+    recent_tokens: float = 0.0  # prefill placed lately; only comparisons between slots mean anything
+    reported: tuple[int | None, int | None, float | None] = (None, None, None)  # running, waiting, KV usage
+
+    def kinds(self) -> tuple[int, int, int, int, int]:
+        return (
+            self.active_requests,
+            self.queued_requests,
+            self.active_prefill_tokens,
+            self.active_decode_blocks,
+            self.foreign_requests,
+        )
+
+
+class Ledger:
+    """Booked load per slot."""
 
     def __init__(self, *, initial_prefill_tokens_per_s: float) -> None:
-        self._grow_to(0)
-        self.recent_tokens: Floats = np.zeros(0)  # prefill placed lately; only comparisons between slots mean anything
+        self.slots: list[SlotLoad] = []
         self.version = 0
         self.rates = PrefillRates(initial_tokens_per_s=initial_prefill_tokens_per_s)
-        self.reported: dict[int, tuple[int | None, int | None, float | None]] = {}
         self._bookings: dict[str, Booking] = {}
         self._weigh_from = 0.0
         self._mean_prefill_tokens: float | None = None
+        self._table: Floats = np.zeros((len(KINDS) + 1, 0))
+        self._changed: dict[int, None] = {}
 
     def __len__(self) -> int:
         return len(self._bookings)
 
-    def _grow_to(self, slots: int) -> None:
-        table = np.zeros((len(KINDS), slots))
-        if slots:
-            table[:, : self.table.shape[1]] = self.table
-        self.table: Floats = table
-        self.active_requests = table[ACTIVE]
-        self.queued_requests = table[QUEUED]  # dispatched, no token yet
-        self.prefill_tokens = table[PREFILL]
-        self.decode_blocks = table[DECODE]
-        self.foreign_requests = table[FOREIGN]  # reported beyond what we booked
-
     def add_slot(self, slot: int) -> None:
         """Start a slot at zero."""
-        if slot >= len(self.active_requests):
-            more = slot + 1 - len(self.active_requests)
-            self._grow_to(slot + 1)
-            self.recent_tokens = np.append(self.recent_tokens, np.zeros(more))
+        if slot == len(self.slots):
+            self.slots.append(SlotLoad())
+            self._table = np.hstack([self._table, np.zeros((len(KINDS) + 1, 1))])
         self.rates.add_slot(slot)
         self._clear(slot)
 
@@ -77,80 +88,96 @@ class Ledger:
         self._bookings = {r: b for r, b in self._bookings.items() if b.slot != slot}
         self._clear(slot)
 
+    def table(self) -> Floats:
+        """One row per kind of load and one for recent work, one column per slot. Take from it, do not keep it."""
+        for slot in self._changed:
+            load = self.slots[slot]
+            self._table[:, slot] = (*load.kinds(), load.recent_tokens)
+        self._changed.clear()
+        return self._table
+
     def book(self, now: float, request_id: str, slot: int, *, prefill_tokens: int, decode_blocks: int) -> None:
         """The request goes to `slot`, which will have to prefill `prefill_tokens` and then hold `decode_blocks`."""
         assert request_id not in self._bookings, f"{request_id} is booked already"
         self._bookings[request_id] = Booking(slot, prefill_tokens, decode_blocks)
-        self.rates.backlog_grew(now, slot, was_empty=not self.queued_requests[slot])
-        self.active_requests[slot] += 1
-        self.queued_requests[slot] += 1
-        self.prefill_tokens[slot] += prefill_tokens
-        self._placed(now, slot, prefill_tokens)
+        load = self._touch(slot)
+        self.rates.backlog_grew(now, slot, was_empty=not load.queued_requests)
+        load.active_requests += 1
+        load.queued_requests += 1
+        load.active_prefill_tokens += prefill_tokens
+        load.recent_tokens += prefill_tokens * self._weight(now)
         self._mean_prefill_tokens = self.mean_prefill_tokens(prefill_tokens) * 0.95 + prefill_tokens * 0.05
-        self.version += 1
 
     def first_token(self, now: float, request_id: str) -> None:
         """Prefill is over: its tokens leave the load, its blocks enter it. Counts once."""
         booking = self._bookings.get(request_id)
         if booking is None or not booking.prefilling:
             return
-        self._end_prefill(booking)
+        load = self._touch(booking.slot)
+        self._end_prefill(load, booking)
         self.rates.prefill_done(now, booking.slot, booking.prefill_tokens)
-        self.decode_blocks[booking.slot] += booking.decode_blocks
-        self.version += 1
+        load.active_decode_blocks += booking.decode_blocks
 
     def settle(self, now: float, request_id: str) -> bool:
         """The request left the worker, for whatever reason. False when nothing was booked (any more)."""
         booking = self._bookings.pop(request_id, None)
         if booking is None:
             return False
-        slot = booking.slot
+        load = self._touch(booking.slot)
         if booking.prefilling:
-            self._end_prefill(booking)
-            self.rates.prefill_abandoned(now, slot)
+            self._end_prefill(load, booking)
+            self.rates.prefill_abandoned(now, booking.slot)
         else:
-            self.decode_blocks[slot] -= booking.decode_blocks
-        self.active_requests[slot] -= 1
-        self.version += 1
-        assert self.active_requests[slot] >= 0 and self.decode_blocks[slot] >= 0, f"slot {slot} fell below zero"
+            load.active_decode_blocks -= booking.decode_blocks
+        load.active_requests -= 1
+        assert load.active_requests >= 0 and load.active_decode_blocks >= 0, f"slot {booking.slot} fell below zero"
         return True
 
     def report(self, slot: int, *, running: int | None, waiting: int | None, kv_usage_ratio: float | None) -> None:
         """The worker's own gauges, as of now. Without both request gauges nothing is known of foreign load."""
-        self.reported[slot] = (running, waiting, kv_usage_ratio)
+        load = self._touch(slot)
+        load.reported = (running, waiting, kv_usage_ratio)
         if running is not None and waiting is not None:
-            self.foreign_requests[slot] = max(0, running + waiting - int(self.active_requests[slot]))
-            self.version += 1
+            load.foreign_requests = max(0, running + waiting - load.active_requests)
 
     def mean_prefill_tokens(self, otherwise: int) -> float:
         """What a request we did not book is likely to need: the recent mean of ours, else `otherwise`."""
         return self._mean_prefill_tokens if self._mean_prefill_tokens is not None else float(otherwise)
 
-    def _placed(self, now: float, slot: int, tokens: int) -> None:
+    def _touch(self, slot: int) -> SlotLoad:
+        self.version += 1
+        self._changed[slot] = None
+        return self.slots[slot]
+
+    def _weight(self, now: float) -> float:
         """Newer work weighs more: growing the new summand is the same as letting all old ones decay."""
         if now - self._weigh_from > _RECENT_RESCALE_S:
-            self.recent_tokens *= 2.0 ** ((self._weigh_from - now) / _RECENT_HALF_LIFE_S)
+            fade = 2.0 ** ((self._weigh_from - now) / _RECENT_HALF_LIFE_S)
+            for slot, load in enumerate(self.slots):
+                load.recent_tokens *= fade
+                self._changed[slot] = None
             self._weigh_from = now
-        self.recent_tokens[slot] += tokens * 2.0 ** ((now - self._weigh_from) / _RECENT_HALF_LIFE_S)
+        weight: float = 2.0 ** ((now - self._weigh_from) / _RECENT_HALF_LIFE_S)
+        return weight
 
-    def _end_prefill(self, booking: Booking) -> None:
+    def _end_prefill(self, load: SlotLoad, booking: Booking) -> None:
         booking.prefilling = False
-        self.queued_requests[booking.slot] -= 1
-        self.prefill_tokens[booking.slot] -= booking.prefill_tokens
-        assert self.queued_requests[booking.slot] >= 0 and self.prefill_tokens[booking.slot] >= 0
+        load.queued_requests -= 1
+        load.active_prefill_tokens -= booking.prefill_tokens
+        assert load.queued_requests >= 0 and load.active_prefill_tokens >= 0, f"slot {booking.slot} fell below zero"
 
     def _clear(self, slot: int) -> None:
-        self.table[:, slot] = 0
-        self.recent_tokens[slot] = 0.0
-        self.reported.pop(slot, None)
-        self.version += 1
+        self.slots[slot] = SlotLoad()
+        self._touch(slot)
 
     def check(self) -> None:
-        """Assert that every array is the sum of the bookings."""
-        for slot in range(len(self.active_requests)):
+        """Assert that every number is the sum of the bookings."""
+        table = self.table()
+        for slot, load in enumerate(self.slots):
             mine = [b for b in self._bookings.values() if b.slot == slot]
-            assert self.active_requests[slot] == len(mine)
-            assert self.queued_requests[slot] == sum(b.prefilling for b in mine)
-            assert self.prefill_tokens[slot] == sum(b.prefill_tokens for b in mine if b.prefilling)
-            assert self.decode_blocks[slot] == sum(b.decode_blocks for b in mine if not b.prefilling)
-            assert self.foreign_requests[slot] >= 0
+            assert load.active_requests == len(mine)
+            assert load.queued_requests == sum(b.prefilling for b in mine)
+            assert load.active_prefill_tokens == sum(b.prefill_tokens for b in mine if b.prefilling)
+            assert load.active_decode_blocks == sum(b.decode_blocks for b in mine if not b.prefilling)
+            assert load.foreign_requests >= 0
+            assert tuple(table[:, slot]) == (*load.kinds(), load.recent_tokens)

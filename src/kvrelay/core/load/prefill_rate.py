@@ -9,6 +9,7 @@ are left out.
 from __future__ import annotations
 
 import numpy as np
+from msgspec import Struct
 
 from kvrelay.core.model.arrays import Floats, Ints
 
@@ -17,54 +18,82 @@ _MIN_SAMPLE_TOKENS = 128
 _MAX_PROGRESS = 0.8  # of a backlog may be presumed done; a worker that hangs must not look idle
 
 
+class _Rate(Struct):
+    """What one slot taught us."""
+
+    tokens_per_s: float
+    samples: int = 0
+    tokens: float = 0.0
+    seconds: float = 0.0
+    since: float = 0.0  # the backlog has been worked on since then
+
+
 class PrefillRates:
-    """Rates per slot. `tokens_per_s` is read by the scorer; a slot starts from the fleet's mean once there is one."""
+    """Rates per slot. A slot starts from the fleet's mean once there is one."""
 
     def __init__(self, *, initial_tokens_per_s: float) -> None:
         self._initial = initial_tokens_per_s
-        self.tokens_per_s: Floats = np.zeros(0)
-        self.learned_samples: Ints = np.zeros(0, dtype=np.int64)
-        self._tokens: Floats = np.zeros(0)
-        self._seconds: Floats = np.zeros(0)
-        self._since: Floats = np.zeros(0)  # the backlog has been worked on since then
+        self._rates: list[_Rate] = []
+        self._table: Floats = np.zeros((2, 0))  # tokens_per_s and since, for scorers
+        self._changed: dict[int, None] = {}
 
     def add_slot(self, slot: int) -> None:
         """Start a slot; with what the others taught us, if anything."""
-        if slot >= len(self.tokens_per_s):
-            more = slot + 1 - len(self.tokens_per_s)
-            for name in ("tokens_per_s", "learned_samples", "_tokens", "_seconds", "_since"):
-                array = getattr(self, name)
-                setattr(self, name, np.append(array, np.zeros(more, dtype=array.dtype)))
-        learned = self.learned_samples > 0
-        learned[slot] = False
-        self.tokens_per_s[slot] = float(self.tokens_per_s[learned].mean()) if learned.any() else self._initial
-        self.learned_samples[slot] = 0
-        self._tokens[slot] = self._seconds[slot] = self._since[slot] = 0.0
+        learned = [rate.tokens_per_s for i, rate in enumerate(self._rates) if rate.samples and i != slot]
+        fresh = _Rate(sum(learned) / len(learned) if learned else self._initial)
+        if slot == len(self._rates):
+            self._rates.append(fresh)
+            self._table = np.hstack([self._table, np.zeros((2, 1))])
+        self._rates[slot] = fresh
+        self._changed[slot] = None
+
+    def of(self, slot: int) -> float:
+        """Tokens per second of one slot."""
+        return self._rates[slot].tokens_per_s
+
+    def samples(self, slot: int) -> int:
+        """How many prefills the slot's rate was learned from."""
+        return self._rates[slot].samples
 
     def backlog_grew(self, now: float, slot: int, *, was_empty: bool) -> None:
         """A prefill was booked; an idle worker starts on it now."""
         if was_empty:
-            self._since[slot] = now
+            self._rates[slot].since = now
+            self._changed[slot] = None
 
     def prefill_done(self, now: float, slot: int, tokens: int) -> None:
         """A first token came; `tokens` were computed for it."""
-        seconds = now - self._since[slot]
-        self._since[slot] = now
+        rate = self._rates[slot]
+        seconds, rate.since = now - rate.since, now
+        self._changed[slot] = None
         if tokens < _MIN_SAMPLE_TOKENS:
             return
         # Of prompts that were batched together the first one brings all the time and the others only tokens.
-        self._tokens[slot] = self._tokens[slot] * _DECAY + tokens
-        self._seconds[slot] = self._seconds[slot] * _DECAY + max(seconds, 0.0)
-        if self._seconds[slot] > 0:
-            self.tokens_per_s[slot] = self._tokens[slot] / self._seconds[slot]
-            self.learned_samples[slot] += 1
+        rate.tokens = rate.tokens * _DECAY + tokens
+        rate.seconds = rate.seconds * _DECAY + max(seconds, 0.0)
+        if rate.seconds > 0:
+            rate.tokens_per_s = rate.tokens / rate.seconds
+            rate.samples += 1
 
     def prefill_abandoned(self, now: float, slot: int) -> None:
         """A booked prefill will not finish; it teaches nothing."""
-        self._since[slot] = now
+        self._rates[slot].since = now
+        self._changed[slot] = None
+
+    def tokens_per_s(self, slots: Ints) -> Floats:
+        """Rates of many slots."""
+        rates: Floats = self._fresh()[0].take(slots)
+        return rates
 
     def remaining_tokens(self, now: float, slots: Ints, backlog_tokens: Floats, tokens_per_s: Floats) -> Floats:
         """Backlog of each slot less what it should have computed since its last first token."""
-        done = tokens_per_s * (now - self._since.take(slots))
+        done = tokens_per_s * (now - self._fresh()[1].take(slots))
         remaining: Floats = backlog_tokens - np.minimum(done, backlog_tokens * _MAX_PROGRESS)
         return remaining
+
+    def _fresh(self) -> Floats:
+        for slot in self._changed:
+            rate = self._rates[slot]
+            self._table[:, slot] = rate.tokens_per_s, rate.since
+        self._changed.clear()
+        return self._table

@@ -16,7 +16,7 @@ import numpy as np
 from kvrelay.core.load.ledger import Ledger
 from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.units import RouteReason
-from kvrelay.core.policy.policy import Choice, Field, break_tie
+from kvrelay.core.policy.policy import Arrays, Choice, Field, break_tie
 
 
 class Scorer(Protocol):
@@ -25,12 +25,12 @@ class Scorer(Protocol):
     name: str
     best_is_lowest: bool
 
-    def scores(self, field: Field) -> Floats:
+    def scores(self, arrays: Arrays) -> Floats:
         """One per candidate."""
         ...
 
-    def terms(self, field: Field, at: int) -> Mapping[str, float]:
-        """The named summands of `scores(field)[at]`."""
+    def terms(self, arrays: Arrays, at: int) -> Mapping[str, float]:
+        """The named summands of `scores(arrays)[at]`."""
         ...
 
     def noise(self, best: float) -> float:
@@ -43,22 +43,25 @@ class CacheLoad:
 
     name = "cache_load"
     needs_match = True
+    needs_arrays = True
     binds_sessions = False
 
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
 
     def choose(self, now: float, field: Field, ledger: Ledger) -> Choice:
-        scores = self.scorer.scores(field)
-        reachable = field.reachable_tokens
+        arrays = field.arrays
+        assert arrays is not None
+        scores = self.scorer.scores(arrays)
+        reachable = arrays.reachable_tokens
         tied = self._tied(scores, reachable)
-        position = break_tie(tied, field, ledger)
+        position = break_tie(tied, field)
         spilled_from = _holder_passed_over(field, reachable, position)
         return Choice(
             slot=int(field.slots[position]),
             reason=self._reason(field, reachable, len(tied), position, spilled_from is not None),
             scores=scores,
-            terms_of=partial(self.scorer.terms, field),
+            terms_of=partial(self.scorer.terms, arrays),
             best_is_lowest=self.scorer.best_is_lowest,
             spilled_from=spilled_from,
         )

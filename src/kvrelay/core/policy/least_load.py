@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.load.ledger import ACTIVE, FOREIGN, PREFILL, Ledger
 from kvrelay.core.model.units import RouteReason
 from kvrelay.core.policy.policy import Choice, Field, break_tie
 
@@ -14,14 +14,16 @@ class LeastLoad:
 
     name = "least_load"
     needs_match = False
+    needs_arrays = True
     binds_sessions = False
 
     def choose(self, now: float, field: Field, ledger: Ledger) -> Choice:
-        active, _, backlog, _, foreign = field.load
-        requests = active + foreign
+        assert field.arrays is not None
+        load = field.arrays.load
+        requests, backlog = load[ACTIVE] + load[FOREIGN], load[PREFILL]
         fewest = np.flatnonzero(requests == requests.min())
         lightest = fewest[backlog[fewest] == backlog[fewest].min()]
-        position = break_tie(lightest, field, ledger)
+        position = break_tie(lightest, field)
         reason = RouteReason.LEAST_LOAD if len(lightest) == 1 else RouteReason.TIE_BREAK
         return Choice(
             slot=int(field.slots[position]),

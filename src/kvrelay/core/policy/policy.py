@@ -12,30 +12,36 @@ from typing import Protocol
 import numpy as np
 from msgspec import Struct
 
-from kvrelay.core.load.ledger import ACTIVE, FOREIGN, Ledger
+from kvrelay.core.load.ledger import ACTIVE, FOREIGN, RECENT, Ledger
 from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.units import RouteReason
+
+
+class Arrays(Struct, frozen=True, eq=False):
+    """What scorers calculate with; all parallel to `Field.slots`."""
+
+    ready_tokens: Floats  # reusable at once: in the fastest tier, or being computed there now
+    reachable_tokens: Floats  # the same and what lies in lower tiers
+    transfer_ms: Floats  # estimated, for loading what is reachable and not ready
+    load: Floats  # one row per kind, as `ledger.KINDS` and `ledger.RECENT`, one column per candidate
+    backlog_tokens: Floats  # prefill booked there and, by the learned rate, not computed yet
+    prefill_tokens_per_s: Floats  # learned rates
+    foreign_prefill_tokens: float  # what each request that we did not book is presumed to need
+    prompt_tokens: int
+    block_size_tokens: int  # the unit in which the `weights` scorer counts blocks
 
 
 class Field(Struct, frozen=True, eq=False):
     """The candidates for one request."""
 
-    slots: Ints
-    prompt_tokens: int
-    ready_tokens: Floats  # reusable at once: in the fastest tier, or being computed there now
-    reachable_tokens: Floats  # the same and what lies in lower tiers
-    transfer_ms: Floats  # estimated, for loading what is reachable and not ready
-    load: Floats  # booked load: one row per kind, as `ledger.KINDS`, one column per candidate
-    backlog_tokens: Floats  # prefill booked there and, by the learned rate, not computed yet
-    foreign_prefill_tokens: float  # what each request that we did not book is presumed to need
-    prefill_tokens_per_s: Floats  # learned rates
-    block_size_tokens: int  # the unit in which the `weights` scorer counts blocks
-    scored: bool  # False: no keys for this prompt, or no candidate whose index could match
-    index_usable: bool
+    slots: Ints  # ascending
+    scored: bool  # False: no keys for this prompt
+    index_usable: bool  # False: no candidate's index could ever match
     bound_slot: int | None  # where the session is bound, if that worker is a candidate
     bound_elsewhere: RouteReason | None  # why the session's binding cannot be followed
     has_session: bool
     draw: int
+    arrays: Arrays | None = None  # for policies that calculate
 
 
 class Choice(Struct, frozen=True, eq=False):
@@ -57,18 +63,20 @@ class Policy(Protocol):
     """Chooses one of the candidates; `field.slots` is never empty."""
 
     name: str
-    needs_match: bool
+    needs_match: bool  # worth tokenizing a text for
+    needs_arrays: bool  # calculates over all candidates
     binds_sessions: bool
 
     def choose(self, now: float, field: Field, ledger: Ledger) -> Choice: ...
 
 
-def break_tie(positions: Ints, field: Field, ledger: Ledger) -> int:
+def break_tie(positions: Ints, field: Field) -> int:
     """Of equally good candidates the one with fewest requests, then least work placed lately, then by the draw."""
-    if len(positions) > 1:
-        requests = field.load[ACTIVE].take(positions) + field.load[FOREIGN].take(positions)
-        positions = positions[requests == np.minimum.reduce(requests)]
-    if len(positions) > 1:
-        recent = ledger.recent_tokens.take(field.slots.take(positions))
-        positions = positions[recent == np.minimum.reduce(recent)]
+    assert field.arrays is not None
+    load = field.arrays.load
+    for burden in (load[ACTIVE] + load[FOREIGN], load[RECENT]):
+        if len(positions) == 1:
+            break
+        of_tied = burden.take(positions)
+        positions = positions[of_tied == np.minimum.reduce(of_tied)]
     return int(positions[field.draw % len(positions)])

@@ -12,6 +12,7 @@ class RoundRobin:
 
     name = "round_robin"
     needs_match = False
+    needs_arrays = False
     binds_sessions = False
 
     def __init__(self) -> None:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvrelay.core.load.ledger import ACTIVE, FOREIGN, QUEUED
 from kvrelay.core.model.arrays import Floats
-from kvrelay.core.policy.policy import Field
+from kvrelay.core.policy.policy import Arrays
 
 _DISPLACED_SHARE = 0.5
 _DECODE_MS_PER_REQUEST = 1.0
@@ -29,27 +30,28 @@ class PredictScorer:
     name = "predict"
     best_is_lowest = True
 
-    def scores(self, field: Field) -> Floats:
-        active, queued, _, _, foreign = field.load
-        work_tokens = (field.prompt_tokens - field.reachable_tokens) * (1.0 + _DISPLACED_SHARE)
-        work_tokens += field.backlog_tokens
-        work_tokens += foreign * field.foreign_prefill_tokens
-        scores = work_tokens / field.prefill_tokens_per_s
+    def scores(self, arrays: Arrays) -> Floats:
+        load = arrays.load
+        foreign = load[FOREIGN]
+        work_tokens = (arrays.prompt_tokens - arrays.reachable_tokens) * (1.0 + _DISPLACED_SHARE)
+        work_tokens += arrays.backlog_tokens
+        work_tokens += foreign * arrays.foreign_prefill_tokens
+        scores = work_tokens / arrays.prefill_tokens_per_s
         scores *= 1000.0
-        scores += field.transfer_ms
-        scores += (active - queued + foreign) * _DECODE_MS_PER_REQUEST
+        scores += arrays.transfer_ms
+        scores += (load[ACTIVE] - load[QUEUED] + foreign) * _DECODE_MS_PER_REQUEST
         return scores
 
-    def terms(self, field: Field, at: int) -> Mapping[str, float]:
-        active, queued, _, _, foreign = field.load[:, at].tolist()
-        ms_per_token = 1000.0 / float(field.prefill_tokens_per_s[at])
-        compute_ms = (field.prompt_tokens - float(field.reachable_tokens[at])) * ms_per_token
-        backlog_tokens = float(field.backlog_tokens[at]) + foreign * field.foreign_prefill_tokens
+    def terms(self, arrays: Arrays, at: int) -> Mapping[str, float]:
+        active, queued, _, _, foreign, _ = arrays.load[:, at].tolist()
+        ms_per_token = 1000.0 / float(arrays.prefill_tokens_per_s[at])
+        compute_ms = (arrays.prompt_tokens - float(arrays.reachable_tokens[at])) * ms_per_token
+        backlog_tokens = float(arrays.backlog_tokens[at]) + foreign * arrays.foreign_prefill_tokens
         return {
             "queue_ms": backlog_tokens * ms_per_token,
             "compute_ms": compute_ms,
             "displaced_ms": compute_ms * _DISPLACED_SHARE,
-            "transfer_ms": float(field.transfer_ms[at]),
+            "transfer_ms": float(arrays.transfer_ms[at]),
             "decode_ms": (active - queued + foreign) * _DECODE_MS_PER_REQUEST,
         }
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from kvrelay.core.load.ledger import DECODE, PREFILL
 from kvrelay.core.model.arrays import Floats
-from kvrelay.core.policy.policy import Field
+from kvrelay.core.policy.policy import Arrays
 from kvrelay.core.routing.settings import Weights
 
 
@@ -24,21 +24,21 @@ class WeightsScorer:
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
 
-    def scores(self, field: Field) -> Floats:
+    def scores(self, arrays: Arrays) -> Floats:
         weights = self._weights
-        scores = field.reachable_tokens * (weights.alpha / field.block_size_tokens)
-        scores -= field.load[PREFILL] * weights.beta
-        scores -= field.load[DECODE] * weights.gamma
-        scores -= field.transfer_ms * weights.delta
+        scores = arrays.reachable_tokens * (weights.alpha / arrays.block_size_tokens)
+        scores -= arrays.load[PREFILL] * weights.beta
+        scores -= arrays.load[DECODE] * weights.gamma
+        scores -= arrays.transfer_ms * weights.delta
         return scores
 
-    def terms(self, field: Field, at: int) -> Mapping[str, float]:
+    def terms(self, arrays: Arrays, at: int) -> Mapping[str, float]:
         weights = self._weights
         return {
-            "reuse_credit": float(field.reachable_tokens[at]) * (weights.alpha / field.block_size_tokens),
-            "prefill_debit": -float(field.load[PREFILL, at]) * weights.beta,
-            "decode_debit": -float(field.load[DECODE, at]) * weights.gamma,
-            "transfer_debit": -float(field.transfer_ms[at]) * weights.delta,
+            "reuse_credit": float(arrays.reachable_tokens[at]) * (weights.alpha / arrays.block_size_tokens),
+            "prefill_debit": -float(arrays.load[PREFILL, at]) * weights.beta,
+            "decode_debit": -float(arrays.load[DECODE, at]) * weights.gamma,
+            "transfer_debit": -float(arrays.transfer_ms[at]) * weights.delta,
         }
 
     def noise(self, best: float) -> float:

@@ -17,6 +17,7 @@ class Sticky:
 
     name = "sticky"
     needs_match = False
+    needs_arrays = False
     binds_sessions = True
 
     def __init__(self) -> None:

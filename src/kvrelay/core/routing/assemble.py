@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvrelay.core.contract.digest import keyed_digest
-from kvrelay.core.load.ledger import KINDS
-from kvrelay.core.model.arrays import Ints
+from kvrelay.core.load.ledger import FOREIGN, KINDS, QUEUED
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.prompt import Usage
 from kvrelay.core.model.units import FallbackReason, RouteReason, Status
@@ -107,9 +106,7 @@ class _Matched:
         row = cls()
         if decision is None:
             return row
-        at = decision.at
-        load = _load(decision, at)
-        row.queue = int(load["queued_requests"] + load["foreign_requests"])
+        row.queue = decision.chosen_load[QUEUED] + decision.chosen_load[FOREIGN]
         target = decision.targets[decision.slot]
         size = target.block_size_tokens if target is not None else 0
         if not size or arrived.prompt.prompt_tokens is None or size not in arrived.prompt.keys:
@@ -117,16 +114,16 @@ class _Matched:
         row.block_size_tokens = size
         row.eligible_blocks = len(arrived.prompt.keys[size])
         row.eligible_tokens = row.eligible_blocks * size
-        row.tiers = _tiers(decision, at)
+        row.tiers = _tiers(decision, decision.slot)
         row.tokens = sum(row.tiers.values())
         row.blocks = row.tokens // size
-        row.fast_tokens = int(decision.field.ready_tokens[at])
+        row.fast_tokens = row.tiers["gpu"] + row.tiers.get("in_flight", 0)
         row.lower_tokens = row.tokens - row.fast_tokens
         return row
 
 
 def _gate_loss(decision: Decision | None, matched: _Matched, actual: int | None) -> GateLoss | None:
-    if decision is None or matched.eligible_tokens is None or actual is None:
+    if decision is None or decision.matches is None or matched.eligible_tokens is None or actual is None:
         return None
     return attribute(
         eligible_tokens=matched.eligible_tokens,
@@ -138,7 +135,7 @@ def _gate_loss(decision: Decision | None, matched: _Matched, actual: int | None)
 
 
 def _candidates(decision: Decision | None) -> tuple[Candidate, ...]:
-    """The chosen one first, then the best of the others by score (by slot where the policy has no scores)."""
+    """The chosen one first, then the best of the others by score; a policy that does not score has no best others."""
     if decision is None:
         return ()
     return tuple(_candidate(decision, at) for at in _shown(decision))
@@ -150,35 +147,35 @@ def all_candidates(decision: Decision) -> tuple[Candidate, ...]:
 
 
 def _shown(decision: Decision) -> list[int]:
-    slots, scores = decision.field.slots, decision.choice.scores
-    chosen = decision.at
-    order: Ints
+    scores = decision.choice.scores
     if scores is None:
-        order = np.arange(min(len(slots), MAX_CANDIDATES + 1))
-    else:
-        signed = scores if decision.choice.best_is_lowest else -scores
-        order = np.argsort(signed, kind="stable")[: MAX_CANDIDATES + 1]
-    others = [at for at in order.tolist() if at != chosen]
-    return [chosen, *others[:MAX_CANDIDATES]]
+        return [decision.at]
+    signed = scores if decision.choice.best_is_lowest else -scores
+    order = np.argsort(signed, kind="stable")[: MAX_CANDIDATES + 1]
+    others = [at for at in order.tolist() if at != decision.at]
+    return [decision.at, *others[:MAX_CANDIDATES]]
 
 
 def _candidate(decision: Decision, at: int) -> Candidate:
-    target = decision.targets[int(decision.field.slots[at])]
+    slot = int(decision.field.slots[at])
+    target = decision.targets[slot]
     assert target is not None
     choice = decision.choice
     return Candidate(
         worker=target.id.worker.name,
         incarnation=target.id.worker.incarnation,
         rank=target.id.rank,
-        matched_tokens=_tiers(decision, at),
+        matched_tokens=_tiers(decision, slot),
         load=_load(decision, at),
         terms={} if choice.terms_of is None else choice.terms_of(at),
         score=None if choice.scores is None else float(choice.scores[at]),
     )
 
 
-def _tiers(decision: Decision, at: int) -> dict[str, int]:
-    matches, slot = decision.matches, int(decision.field.slots[at])
+def _tiers(decision: Decision, slot: int) -> dict[str, int]:
+    matches = decision.matches
+    if matches is None:
+        return {}
     tiers = {"gpu": int(matches.fast[slot])}
     if in_flight := int(matches.ready[slot]) - tiers["gpu"]:
         tiers["in_flight"] = in_flight
@@ -187,8 +184,16 @@ def _tiers(decision: Decision, at: int) -> dict[str, int]:
 
 
 def _load(decision: Decision, at: int) -> dict[str, float]:
-    load = dict(zip(KINDS, decision.field.load[:, at].tolist(), strict=True))
-    load["prefill_tokens_per_s"] = float(decision.field.prefill_tokens_per_s[at])
+    """Known of the chosen one always, of the others where the policy looked at it."""
+    arrays = decision.field.arrays
+    if at == decision.at:
+        load: dict[str, float] = dict(zip(KINDS, decision.chosen_load, strict=True))
+        load["prefill_tokens_per_s"] = decision.chosen_rate
+        return load
+    if arrays is None:
+        return {}
+    load = dict(zip(KINDS, arrays.load[:, at].tolist(), strict=False))
+    load["prefill_tokens_per_s"] = float(arrays.prefill_tokens_per_s[at])
     return load
 
 

@@ -9,7 +9,7 @@ from kvrelay.core.load.ledger import PREFILL, Ledger
 from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.units import IndexState, RouteReason
-from kvrelay.core.policy.policy import Field, Policy
+from kvrelay.core.policy.policy import Arrays, Field, Policy
 from kvrelay.core.routing.affinity import Affinity
 from kvrelay.core.routing.fleet import FleetView
 from kvrelay.core.routing.keeper import Keeper
@@ -39,6 +39,9 @@ class Decider:
             field=field,
             choice=choice,
             at=int(slots.searchsorted(choice.slot)),
+            chosen_load=self._ledger.slots[choice.slot].kinds(),
+            chosen_rate=self._ledger.rates.of(choice.slot),
+            claimed_tokens=0 if matches is None else int(matches.reachable()[choice.slot]),
             target=target.id,
             slot=choice.slot,
             engine=spec.engine,
@@ -49,7 +52,9 @@ class Decider:
             targets=self._fleet.targets,
         )
 
-    def _match(self, arrived: RequestArrived) -> Matches:
+    def _match(self, arrived: RequestArrived) -> Matches | None:
+        if not arrived.prompt.keys:
+            return None
         return match_prompt(
             arrived.prompt,
             residency=self._keeper.residency,
@@ -58,30 +63,42 @@ class Decider:
             slots=len(self._fleet.targets),
         )
 
-    def _field(self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints, matches: Matches) -> Field:
+    def _field(
+        self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints, matches: Matches | None
+    ) -> Field:
         bound_slot, bound_elsewhere = self._binding(now, policy, arrived, slots)
-        ready = matches.ready.take(slots)
-        ledger = self._ledger
-        load = ledger.table.take(slots, axis=1)
-        rates = ledger.rates.tokens_per_s.take(slots)
         return Field(
             slots=slots,
-            prompt_tokens=arrived.prompt.prompt_tokens or 0,
-            ready_tokens=ready,
-            reachable_tokens=matches.reachable().take(slots) if matches.lower else ready,
-            transfer_ms=_transfer_ms(matches, slots),
-            load=load,
-            backlog_tokens=ledger.rates.remaining_tokens(now, slots, load[PREFILL], rates),
-            foreign_prefill_tokens=ledger.mean_prefill_tokens(arrived.prompt.prompt_tokens or 0),
-            prefill_tokens_per_s=rates,
-            block_size_tokens=next(iter(self._fleet.tokens_per_block), 1),
             scored=arrived.prompt.scorable,
-            index_usable=any(self._fleet.at(s).index_state is not IndexState.UNUSABLE for s in slots[:64].tolist()),
+            index_usable=not policy.needs_match or self._index_usable(slots),
             bound_slot=bound_slot,
             bound_elsewhere=bound_elsewhere,
             has_session=arrived.session_id is not None,
             draw=arrived.draw,
+            arrays=self._arrays(now, arrived, slots, matches) if policy.needs_arrays else None,
         )
+
+    def _arrays(self, now: float, arrived: RequestArrived, slots: Ints, matches: Matches | None) -> Arrays:
+        ledger, prompt_tokens = self._ledger, arrived.prompt.prompt_tokens or 0
+        load = ledger.table().take(slots, axis=1)
+        rates = ledger.rates.tokens_per_s(slots)
+        nothing = np.zeros(len(slots))
+        ready = nothing if matches is None else matches.ready.take(slots)
+        lower = matches is not None and bool(matches.lower)
+        return Arrays(
+            ready_tokens=ready,
+            reachable_tokens=matches.reachable().take(slots) if matches is not None and lower else ready,
+            transfer_ms=_transfer_ms(matches, slots) if matches is not None and lower else nothing,
+            load=load,
+            backlog_tokens=ledger.rates.remaining_tokens(now, slots, load[PREFILL], rates),
+            prefill_tokens_per_s=rates,
+            foreign_prefill_tokens=ledger.mean_prefill_tokens(prompt_tokens),
+            prompt_tokens=prompt_tokens,
+            block_size_tokens=next(iter(self._fleet.tokens_per_block), 1),
+        )
+
+    def _index_usable(self, slots: Ints) -> bool:
+        return any(self._fleet.at(slot).index_state is not IndexState.UNUSABLE for slot in slots.tolist())
 
     def _binding(
         self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints

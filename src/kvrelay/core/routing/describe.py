@@ -58,7 +58,8 @@ def _worker(now: float, worker: Worker, keeper: Keeper, ledger: Ledger) -> Worke
 
 def _target(target: Target, keeper: Keeper, ledger: Ledger) -> TargetStatus:
     slot = target.slot
-    running, waiting, kv_usage = ledger.reported.get(slot, (None, None, None))
+    load = ledger.slots[slot]
+    running, waiting, kv_usage = load.reported
     return TargetStatus(
         rank=target.id.rank,
         block_size=target.block_size_tokens or None,
@@ -66,16 +67,16 @@ def _target(target: Target, keeper: Keeper, ledger: Ledger) -> TargetStatus:
         index_problem=target.index_broken,
         index_blocks={tier.value: count for tier, count in keeper.residency.blocks(slot).items()},
         orphan_blocks=keeper.residency.orphans(slot),
-        active_requests=int(ledger.active_requests[slot]),
-        queued_requests=int(ledger.queued_requests[slot]),
-        active_prefill_tokens=int(ledger.prefill_tokens[slot]),
-        active_decode_blocks=int(ledger.decode_blocks[slot]),
-        foreign_requests=int(ledger.foreign_requests[slot]),
+        active_requests=load.active_requests,
+        queued_requests=load.queued_requests,
+        active_prefill_tokens=load.active_prefill_tokens,
+        active_decode_blocks=load.active_decode_blocks,
+        foreign_requests=load.foreign_requests,
         reported_running=running,
         reported_waiting=waiting,
         reported_kv_usage_ratio=kv_usage,
-        prefill_tokens_per_s=float(ledger.rates.tokens_per_s[slot]),
-        prefill_rate_samples=int(ledger.rates.learned_samples[slot]),
+        prefill_tokens_per_s=ledger.rates.of(slot),
+        prefill_rate_samples=ledger.rates.samples(slot),
         next_event_seq=target.sequence.next_seq if target.sequence is not None else None,
     )
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from kvrelay.core.index.approximate import Approximate
 from kvrelay.core.index.sequence import Sequence
-from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.load.ledger import ACTIVE, Ledger
 from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.events import WorkerSpec
 from kvrelay.core.model.ids import TargetId, WorkerId
@@ -185,7 +185,7 @@ class FleetView:
         if not self._limited:
             return Candidates(slots)
         limits = self._limits[slots]
-        free = slots[(limits == 0) | (ledger.active_requests[slots] < limits)]
+        free = slots[(limits == 0) | (ledger.table()[ACTIVE].take(slots) < limits)]
         return Candidates(free, None if len(free) else "at_capacity")
 
     def _limit(self, target: Target | None) -> int:

@@ -23,13 +23,12 @@ class Decision(Struct, frozen=True, eq=False):
     engine: str
     models_payload: bool | None
     index_state: IndexState
-    matches: Matches  # by slot; the deepest of them all is what the fleet could have offered
+    matches: Matches | None  # by slot; the deepest of them all is what the fleet could have offered
+    chosen_load: tuple[int, ...]  # as `ledger.KINDS`
+    chosen_rate: float  # learned prefill tokens per second
+    claimed_tokens: int  # what the chosen worker was believed to be able to reuse, from all tiers
     load_version: int
     targets: list[Target | None]  # by slot, as the fleet was
-
-    def claimed_tokens(self) -> int:
-        """What the chosen worker was believed to be able to reuse, from all tiers."""
-        return int(self.field.reachable_tokens[self.at])
 
 
 class Attempted(Struct):

@@ -218,7 +218,7 @@ class Router:
             attempt=attempted.number,
             worker=worker.id,
             rank=decision.target.rank if worker.spec.ranks > 1 else None,
-            matched_tokens=decision.claimed_tokens() if arrived.prompt.keys else None,
+            matched_tokens=decision.claimed_tokens if arrived.prompt.keys else None,
             reason=decision.choice.reason,
         )
         return (dispatch, *self._wake(now))
@@ -235,7 +235,7 @@ class Router:
             now,
             live.arrived.request_id,
             decision.slot,
-            prefill_tokens=max(0, prompt_tokens - decision.claimed_tokens()),
+            prefill_tokens=max(0, prompt_tokens - decision.claimed_tokens),
             decode_blocks=-(-prompt_tokens // block_size) if block_size else 0,
         )
         keys = prompt.keys.get(block_size)
@@ -502,14 +502,20 @@ class Router:
 
     def _wake(self, now: float) -> Effects:
         """Ask to be woken for whatever is due next, unless an alarm is set for then or earlier."""
-        due = [
-            now if self._keeper.residency.has_retired() or self._keeper.has_backlog() else None,
-            self._affinity.next_expiry(),
-            next(iter(self._speculative.values()), None),
-            self._keeper.next_deadline(),
-        ]
-        at = self._alarm.set(min((time for time in due if time is not None), default=None))
+        if self._keeper.residency.has_retired() or self._keeper.has_backlog():
+            at: float | None = now
+        else:
+            at = self._earliest_deadline()
+        at = self._alarm.set(at)
         return () if at is None else (WakeAt(at),)
+
+    def _earliest_deadline(self) -> float | None:
+        """Each of these queues is in order of time, so its head is enough; an alarm for now or sooner needs no look."""
+        at = next(iter(self._speculative.values()), None)
+        for other in (self._affinity.next_expiry(), self._keeper.next_deadline()):
+            if other is not None and (at is None or other < at):
+                at = other
+        return at
 
     def _late(self) -> Effects:
         """An event about something that ended before. Counted, never an error: the world is slower than we are."""
