@@ -30,6 +30,7 @@ from kvrelay.core.model.prompt import BlockKeys, TokenIds
 MAX_BLOCK_TOKENS = 4096
 _INITIAL_DEPTH = 1024
 _FEW_TOKENS = 32
+_SHIFT_WORD, _SHIFT_FINAL = np.uint64(32), np.uint64(29)
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -109,12 +110,11 @@ class Keyer:
         pairs = block_size_tokens % 2 == 0
         words = tokens.view(np.uint64) if pairs else tokens.astype(np.uint64)
         words = words * self._word_factor
-        words ^= words >> np.uint64(32)
+        words ^= words >> _SHIFT_WORD
         matrix = words.reshape(blocks, -1)
         digests: BlockKeys = matrix @ self._coefficients[: matrix.shape[1]]
-        digests ^= digests >> np.uint64(32)
         digests *= self._final_factor
-        digests ^= digests >> np.uint64(29)
+        digests ^= digests >> _SHIFT_FINAL
         return digests
 
     def _next_key(self, parent_key: int, depth: int, token_ids: TokenIds) -> int:
@@ -126,8 +126,7 @@ class Keyer:
         for word, coefficient in zip(words, self._plain_coefficients, strict=False):
             word = word * word_factor & _MASK
             digest += (word ^ word >> 32) * coefficient
-        digest &= _MASK
-        digest = (digest ^ digest >> 32) * self._plain_final_factor & _MASK
+        digest = digest * self._plain_final_factor & _MASK
         digest ^= digest >> 29
         return parent_key + digest * int(self._factors(depth, 1)[0]) & _MASK
 

@@ -127,7 +127,7 @@ def _gate_loss(decision: Decision | None, matched: _Matched, actual: int | None)
         return None
     return attribute(
         eligible_tokens=matched.eligible_tokens,
-        best_known_tokens=int(decision.matches.reachable().max()),
+        best_known_tokens=int(np.maximum.reduce(decision.matches.reachable())),
         claimed_fast_tokens=matched.fast_tokens,
         claimed_lower_tokens=matched.lower_tokens,
         actual_tokens=actual,
@@ -151,7 +151,7 @@ def _shown(decision: Decision) -> list[int]:
     if scores is None:
         return [decision.at]
     signed = scores if decision.choice.best_is_lowest else -scores
-    order = np.argsort(signed, kind="stable")[: MAX_CANDIDATES + 1]
+    order = signed.argsort(kind="stable")[: MAX_CANDIDATES + 1]
     others = [at for at in order.tolist() if at != decision.at]
     return [decision.at, *others[:MAX_CANDIDATES]]
 
