@@ -97,8 +97,8 @@ async def _drain_until_second_signal(gateway: Gateway, stopping: asyncio.Semapho
 
 
 def _calm_the_collector() -> None:
-    """The request path makes no cycles and the index holds no containers, so collecting as often as Python does by
-    default finds nothing and costs a third of the CPU time. It still runs, for what libraries and errors leave behind."""
+    """Collecting as often as Python does by default finds nothing here (the request path makes no cycles, the index
+    holds no containers) and costs a third of the CPU time. It still runs, for what libraries and errors leave."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
