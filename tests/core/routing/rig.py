@@ -10,7 +10,6 @@ from kvrelay.core.model.events import (
     AttemptFailed,
     BlocksRemoved,
     BlocksStored,
-    FirstByteRelayed,
     FirstTokenSeen,
     KvBatch,
     ReplayArrived,
@@ -116,7 +115,6 @@ class Rig:
 
     def finish(self, request_id: str | None = None, *, cached=None, prompt=None, http_status=200, **more) -> Receipt:
         request_id = request_id or self.last
-        self.step(FirstByteRelayed(request_id))
         self.step(FirstTokenSeen(request_id))
         self.step(RequestFinished(request_id, http_status, Usage(prompt, 8, cached), **more))
         return self.receipts[-1]

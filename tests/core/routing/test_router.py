@@ -28,9 +28,7 @@ from kvrelay.core.model.events import (
     BlocksRemoved,
     BlocksStored,
     ClientLeft,
-    DecisionTimed,
     EventsSkipped,
-    FirstByteRelayed,
     FirstTokenSeen,
     KvBatch,
     ProbeAnswered,
@@ -67,14 +65,12 @@ def rig():
 def test_a_request_from_arrival_to_receipt(rig):
     a = rig.live_id("a")
     assert rig.arrive(text(1)) == (Dispatch("r1", 1, a, None, 0, RouteReason.ROUND_ROBIN),)
-    assert rig.step(DecisionTimed("r1", 42.0)) == ()
-    assert rig.step(AttemptAccepted("r1", 1)) == ()
-    assert rig.step(FirstByteRelayed("r1")) == ()
+    assert rig.step(AttemptAccepted("r1", 1, decision_us=42.0)) == ()
     assert rig.step(FirstTokenSeen("r1")) == ()
     (written,) = rig.step(RequestFinished("r1", 200, Usage(16, 8, 0), itl_ms=(1.0, 2.0)))
     receipt = written.receipt
     assert isinstance(written, WriteReceipt) and receipt.status is Status.OK
-    assert (receipt.ttft_ms, receipt.e2e_ms, receipt.itl_ms, receipt.decision_us) == (4.0, 5.0, (1.0, 2.0), 42.0)
+    assert (receipt.ttft_ms, receipt.e2e_ms, receipt.itl_ms, receipt.decision_us) == (2.0, 3.0, (1.0, 2.0), 42.0)
     assert (receipt.prompt_tokens, receipt.completion_tokens) == (16, 8)
     assert rig.load("a") == [0, 0, 0]
 
@@ -86,7 +82,6 @@ def test_a_client_that_leaves_gives_the_load_back_at_once(rig, stage):
     assert rig.load("a") == [1, 3 * SIZE, 0]
     if stage != "before headers":
         rig.accept()
-        rig.step(FirstByteRelayed("r1"))
     if stage == "in mid body":
         rig.step(FirstTokenSeen("r1"))
         assert rig.load("a") == [1, 0, 3]
@@ -116,9 +111,8 @@ def test_a_worker_that_dies_before_its_first_byte_is_replaced_and_both_attempts_
 def test_after_the_first_byte_a_lost_worker_breaks_the_stream_and_nobody_else_is_asked(rig):
     rig.arrive(text(1))
     rig.accept()
-    rig.step(FirstByteRelayed("r1"))
     rig.step(FirstTokenSeen("r1"))
-    ending, written = rig.fail(Fault.RESET)
+    ending, written = rig.fail(Fault.RESET, relayed=True)
     assert ending == BreakOff("r1", Status.WORKER_LOST, "worker_lost")
     assert (written.receipt.status, written.receipt.failure_reason) == (Status.WORKER_LOST, "worker_lost")
     assert rig.load("a") == rig.load("b") == [0, 0, 0]
@@ -192,14 +186,13 @@ def test_late_events_of_an_ended_request_change_nothing(rig):
     rig.serve(text(1))
     for event in (
         AttemptAccepted("r1", 1),
-        FirstByteRelayed("r1"),
         FirstTokenSeen("r1"),
         AttemptFailed("r1", 1, Fault.RESET),
         RequestFinished("r1", 200),
         ClientLeft("r1"),
     ):
         assert rig.step(event) == ()
-    assert len(rig.receipts) == 1 and rig.router.late_events == 6
+    assert len(rig.receipts) == 1 and rig.router.late_events == 5
 
 
 def test_a_failure_of_an_older_attempt_does_not_end_the_newer_one(rig):
@@ -656,14 +649,14 @@ class ChaoticFleet(RuleBasedStateMachine):
         else:
             self.open.pop(request, None)
 
-    @rule(data=st.data(), fault=st.sampled_from(list(Fault)))
-    def fail(self, data, fault):
+    @rule(data=st.data(), fault=st.sampled_from(list(Fault)), relayed=st.booleans())
+    def fail(self, data, fault, relayed):
         if self.open:
             request = data.draw(st.sampled_from(sorted(self.open)))
             attempt = self.open[request]
-            self.follow(self.rig.fail(fault, request, attempt, http_status=503), request, attempt + 1)
+            self.follow(self.rig.fail(fault, request, attempt, http_status=503, relayed=relayed), request, attempt + 1)
 
-    @rule(data=st.data(), how=st.sampled_from(["accept", "byte", "token", "finish", "leave"]))
+    @rule(data=st.data(), how=st.sampled_from(["accept", "token", "finish", "leave"]))
     def progress(self, data, how):
         if not self.open:
             return
@@ -671,8 +664,6 @@ class ChaoticFleet(RuleBasedStateMachine):
         match how:
             case "accept":
                 self.rig.accept(request, self.open[request])
-            case "byte":
-                self.rig.step(FirstByteRelayed(request))
             case "token":
                 self.rig.step(FirstTokenSeen(request))
             case "finish":

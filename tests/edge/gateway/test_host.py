@@ -23,7 +23,6 @@ from kvrelay.core.model.effects import (
 from kvrelay.core.model.events import (
     AttemptAccepted,
     ClientLeft,
-    DecisionTimed,
     Event,
     RequestArrived,
     SessionClosed,
@@ -108,7 +107,7 @@ async def test_events_that_effects_cause_wait_for_the_effects_at_hand() -> None:
         request = host.requests["r"] = NotedRequest(host)
         host.feed(arrived())
         assert request.calls == ["dispatch"]
-        assert router.seen == [RequestArrived, DecisionTimed, AttemptAccepted]
+        assert router.seen == [RequestArrived, AttemptAccepted]
 
 
 @pytest.mark.parametrize(

@@ -176,12 +176,7 @@ class AttemptAccepted(Struct, frozen=True):
 
     request_id: str
     attempt: int
-
-
-class FirstByteRelayed(Struct, frozen=True):
-    """The first response byte went to the client. From here on nothing is retried."""
-
-    request_id: str
+    decision_us: float | None = None  # how long the host saw the decision take (hashing apart); for the receipt only
 
 
 class FirstTokenSeen(Struct, frozen=True):
@@ -191,7 +186,10 @@ class FirstTokenSeen(Struct, frozen=True):
 
 
 class AttemptFailed(Struct, frozen=True):
-    """One attempt ended badly. Which side is at fault is said by `fault`."""
+    """One attempt ended badly. Which side is at fault is said by `fault`.
+
+    `relayed`: bytes of its answer went to the client already, so from here on nothing may be retried.
+    """
 
     request_id: str
     attempt: int
@@ -199,6 +197,7 @@ class AttemptFailed(Struct, frozen=True):
     http_status: int | None = None
     retry_after_s: float | None = None
     detail: str = ""
+    relayed: bool = False
 
 
 class RequestFinished(Struct, frozen=True):
@@ -217,13 +216,6 @@ class ClientLeft(Struct, frozen=True):
 
     request_id: str
     itl_ms: tuple[float, ...] = ()
-
-
-class DecisionTimed(Struct, frozen=True):
-    """How long the host saw the decision take, in microseconds (hashing apart); for the receipt only."""
-
-    request_id: str
-    decision_us: float
 
 
 class SessionClosed(Struct, frozen=True):
@@ -249,10 +241,8 @@ class WokeUp(Struct, frozen=True):
 Event = (
     RequestArrived
     | AttemptAccepted
-    | FirstByteRelayed
     | FirstTokenSeen
     | RequestFinished
-    | DecisionTimed
     | KvBatch
     | LoadReported
     | ProbeAnswered

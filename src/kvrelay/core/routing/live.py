@@ -51,9 +51,7 @@ class Live:
         "arrived_at",
         "attempts",
         "decision_us",
-        "first_byte",
         "first_token_at",
-        "last_retry_after_s",
     )
 
     def __init__(self, arrived: RequestArrived, arrived_at: float) -> None:
@@ -61,9 +59,7 @@ class Live:
         self.arrived_at = arrived_at
         self.attempts: list[Attempted] = []
         self.decision_us: float | None = None
-        self.first_byte = False
         self.first_token_at: float | None = None
-        self.last_retry_after_s: float | None = None
 
     @property
     def current(self) -> Attempted | None:

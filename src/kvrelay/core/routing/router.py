@@ -3,9 +3,9 @@
 `step(now, event)` takes what happened and answers what to do. It reads no clock and draws no chance; the same events
 give the same effects, byte for byte. A request lives from `RequestArrived` to exactly one `WriteReceipt`:
 
-    arrived -> decide -> Dispatch -> (AttemptAccepted) -> FirstByteRelayed -> FirstTokenSeen -> RequestFinished
+    arrived -> decide -> Dispatch -> AttemptAccepted -> FirstTokenSeen -> RequestFinished
                   ^          |
-                  +-- retry -+-- AttemptFailed (before the first byte)        ClientLeft at any time
+                  +-- retry -+-- AttemptFailed (nothing relayed yet)        ClientLeft at any time
 
 Every ending goes through `_end`, which takes the load back, lets the in-flight entry go and writes the receipt, so that
 none of the three can be forgotten on some path.
@@ -32,9 +32,7 @@ from kvrelay.core.model.events import (
     AttemptAccepted,
     AttemptFailed,
     ClientLeft,
-    DecisionTimed,
     Event,
-    FirstByteRelayed,
     FirstTokenSeen,
     KvBatch,
     LoadReported,
@@ -147,14 +145,10 @@ class Router:
                 return self._admit(now, event)
             case AttemptAccepted():
                 return self._accepted(now, event)
-            case FirstByteRelayed():
-                return self._first_byte(event)
             case FirstTokenSeen():
                 return self._first_token(now, event)
             case RequestFinished():
                 return self._finished(now, event)
-            case DecisionTimed():
-                return self._timed(event)
             case KvBatch():
                 return self._keeper.batch(now, event) + self._wake(now)
             case LoadReported():
@@ -221,7 +215,7 @@ class Router:
             matched_tokens=decision.claimed_tokens if arrived.prompt.keys else None,
             reason=decision.choice.reason,
         )
-        return (dispatch, *self._wake(now))
+        return (dispatch, *self._wake(now)) if self._speculative or len(self._affinity) else (dispatch,)
 
     def _must_wait_for_bound(self, decision: Decision) -> bool:
         broken = decision.field.bound_elsewhere is not None
@@ -248,15 +242,11 @@ class Router:
         if live is None or live.current is None or live.current.number != event.attempt:
             return self._late()
         live.current.accepted = True
+        if live.decision_us is None:
+            live.decision_us = event.decision_us
         if self.policy.binds_sessions and live.arrived.session_id is not None:
             self._affinity.confirm(now, live.arrived.session_id, live.current.decision.target.worker)
-        return self._wake(now)
-
-    def _first_byte(self, event: FirstByteRelayed) -> Effects:
-        live = self._live.get(event.request_id)
-        if live is None:
-            return self._late()
-        live.first_byte = True
+            return self._wake(now)
         return ()
 
     def _first_token(self, now: float, event: FirstTokenSeen) -> Effects:
@@ -266,12 +256,6 @@ class Router:
         if live.first_token_at is None:
             live.first_token_at = now
             self._ledger.first_token(now, event.request_id)
-        return ()
-
-    def _timed(self, event: DecisionTimed) -> Effects:
-        live = self._live.get(event.request_id)
-        if live is not None and live.decision_us is None:
-            live.decision_us = event.decision_us
         return ()
 
     def _finished(self, now: float, event: RequestFinished) -> Effects:
@@ -315,7 +299,6 @@ class Router:
         attempted = live.current
         attempted.fault, attempted.http_status = event.fault, event.http_status
         attempted.detail = event.detail or None
-        live.last_retry_after_s = event.retry_after_s
         reports = self._note_failure(now, attempted, event)
         self._release(now, live)
         if live.arrived.session_id is not None and not attempted.accepted:
@@ -331,27 +314,27 @@ class Router:
         return self._report_change(worker, change, event.fault.value)
 
     def _retry_or_end(self, now: float, live: Live, event: AttemptFailed) -> Effects:
-        if self._retry.allows(attempts_made=len(live.attempts), fault=event.fault, first_byte_relayed=live.first_byte):
+        if self._retry.allows(attempts_made=len(live.attempts), fault=event.fault, first_byte_relayed=event.relayed):
             tried = frozenset(attempted.decision.target.worker.name for attempted in live.attempts)
             found = self._fleet.candidates(now, live.arrived.model, self._ledger, tried)
             if found.why_none is None:
                 self._retry.spend()
                 return self._dispatch(now, live, found)
-        return self._give_up(now, live, event.fault)
+        return self._give_up(now, live, event)
 
-    def _give_up(self, now: float, live: Live, fault: Fault) -> Effects:
+    def _give_up(self, now: float, live: Live, event: AttemptFailed) -> Effects:
         """No further attempt: the client learns what happened, in the form that is still possible."""
-        status, reason, http_status = _verdict(fault)
+        status, reason, http_status = _verdict(event.fault)
         request_id = live.arrived.request_id
-        if live.first_byte:
+        if event.relayed:
             ending: Effect = BreakOff(request_id, status, reason)
-            http_status = live.current.http_status if live.current is not None else None
-        elif fault in _ANSWERED:
+            http_status = event.http_status
+        elif event.fault in _ANSWERED:
             ending = PassThrough(request_id)
-            http_status = live.current.http_status if live.current is not None else None
+            http_status = event.http_status
         else:
             assert http_status is not None
-            ending = Refuse(request_id, http_status, reason, live.last_retry_after_s or _RETRY_HINT_S)
+            ending = Refuse(request_id, http_status, reason, event.retry_after_s or _RETRY_HINT_S)
         return (ending, *self._end(now, live, status, http_status, failure_reason=reason))
 
     def _refuse(self, now: float, live: Live, reason: str) -> Effects:

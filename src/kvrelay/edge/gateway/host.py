@@ -17,7 +17,6 @@ from kvrelay.core.model.effects import (
     BreakOff,
     CancelAttempt,
     Dispatch,
-    Effect,
     PassThrough,
     Refuse,
     Report,
@@ -25,7 +24,7 @@ from kvrelay.core.model.effects import (
     WakeAt,
     WriteReceipt,
 )
-from kvrelay.core.model.events import DecisionTimed, Event, RequestArrived, WokeUp
+from kvrelay.core.model.events import Event, RequestArrived, WokeUp
 from kvrelay.core.routing.router import Router
 from kvrelay.edge.observe.metrics import Metrics
 from kvrelay.edge.observe.receipt_log import ReceiptLog
@@ -39,6 +38,7 @@ class HostedRequest(Protocol):
     """A live client request, as the router's effects address it."""
 
     deadline_s: float
+    decision_us: float | None
 
     def dispatch(self, effect: Dispatch) -> None: ...
     def refuse(self, effect: Refuse) -> None: ...
@@ -115,9 +115,7 @@ class RouterHost:
         now_s = self.clock()
         began = time.perf_counter_ns()
         effects = self.router.step(now_s, arrived)
-        decision_us = (time.perf_counter_ns() - began) / 1000
-        if arrived.request_id in self.requests and not _ends_at_once(effects):
-            self._pending.append(DecisionTimed(arrived.request_id, decision_us))
+        self.requests[arrived.request_id].decision_us = (time.perf_counter_ns() - began) / 1000
         for effect in effects:
             self._actions[type(effect)](effect)
 
@@ -168,7 +166,3 @@ class RouterHost:
                 break
             request.expire()
         self._sweeper = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
-
-
-def _ends_at_once(effects: tuple[Effect, ...]) -> bool:
-    return any(type(effect) is WriteReceipt for effect in effects)

@@ -23,7 +23,6 @@ from kvrelay.core.model.events import (
     AttemptAccepted,
     AttemptFailed,
     ClientLeft,
-    FirstByteRelayed,
     FirstTokenSeen,
     RequestArrived,
     RequestFinished,
@@ -92,6 +91,7 @@ class ClientRequest:
         "_waiting",
         "_watch",
         "deadline_s",
+        "decision_us",
     )
 
     _upstream_headers: list[Header]
@@ -115,6 +115,7 @@ class ClientRequest:
         self._dispatch: Dispatch | None = None
         self._route: Route | None = None
         self._attempt = 0
+        self.decision_us: float | None = None
         self._relaying = False
         self._forget_answer()
 
@@ -226,7 +227,7 @@ class ClientRequest:
     # --- what the worker answers -------------------------------------------------------------------------------------
 
     def on_accepted(self) -> None:
-        self._around.host.feed(AttemptAccepted(self._request_id, self._attempt))
+        self._around.host.feed(AttemptAccepted(self._request_id, self._attempt, self.decision_us))
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         self._status = status
@@ -305,7 +306,6 @@ class ClientRequest:
         self._relaying = True
         headers = client_headers(self._upstream_headers, self._id_bytes, self._dispatch, self._route)
         self._exchange.start(self._status, headers, first)
-        self._around.host.feed(FirstByteRelayed(self._request_id))
 
     def _hold(self, data: bytes) -> None:
         self._held_bytes += len(data)
@@ -341,6 +341,7 @@ class ClientRequest:
                 http_status=http_status,
                 retry_after_s=retry_after,
                 detail=detail,
+                relayed=self._relaying,
             )
         )
 
