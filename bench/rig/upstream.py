@@ -33,7 +33,7 @@ ANSWER = json.dumps(
         "object": "text_completion",
         "model": "m",
         "choices": [{"index": 0, "text": " word" * 20, "finish_reason": "length"}],
-        "usage": {"prompt_tokens": 200, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 0}},
+        "usage": {"prompt_tokens": 200, "completion_tokens": 20},  # it caches nothing and claims nothing about it
     }
 ).encode()
 CHUNK = b'data: {"id":"cmpl-1","object":"text_completion","model":"m","choices":[{"index":0,"text":" word"}]}\n\n'

@@ -33,22 +33,24 @@ def match_prompt(
 
     `tokens_per_block[size]` is that size for the slots that use it and 0 for the others: no pass touches foreign slots.
     """
-    fast = ready = np.zeros(slots)
+    fast = ready = None
     lower: dict[str, Floats] = {}
     for size, tokens in tokens_per_block.items():
         keys = prompt.keys.get(size)
         if keys is None or not len(keys):
             continue
         depth = residency.depths(keys)[:slots] * tokens
-        fast = fast + depth
+        fast = depth if fast is None else fast + depth
         if len(in_flight):
             depth = np.maximum(depth, _promised(in_flight, keys, slots) * tokens)
-        ready = ready + depth
+        ready = depth if ready is None else ready + depth
         for layer in residency.deeper_layers():
             deeper = np.maximum(residency.depths(keys, layer=layer)[:slots] * tokens, depth)
             tier = TIERS[layer].value
             lower[tier] = lower.get(tier, 0) + (deeper - depth)
             depth = deeper
+    if fast is None or ready is None:
+        fast = ready = np.zeros(slots)
     return Matches(fast, ready, lower)
 
 

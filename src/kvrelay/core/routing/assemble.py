@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvrelay.core.contract.digest import keyed_digest
+from kvrelay.core.contract.fingerprint import prefix_fingerprint
 from kvrelay.core.load.ledger import FOREIGN, KINDS, QUEUED
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.prompt import Usage
@@ -176,10 +176,10 @@ def _tiers(decision: Decision, slot: int) -> dict[str, int]:
     matches = decision.matches
     if matches is None:
         return {}
-    tiers = {"gpu": int(matches.fast[slot])}
-    if in_flight := int(matches.ready[slot]) - tiers["gpu"]:
-        tiers["in_flight"] = in_flight
-    tiers.update((tier, int(tokens[slot])) for tier, tokens in matches.lower.items())
+    fast, ready = int(matches.fast.item(slot)), int(matches.ready.item(slot))
+    tiers = {"gpu": fast} if fast == ready else {"gpu": fast, "in_flight": ready - fast}
+    for tier, tokens in matches.lower.items():
+        tiers[tier] = int(tokens.item(slot))
     return tiers
 
 
@@ -227,12 +227,9 @@ def _fallback(live: Live) -> FallbackReason | None:
 
 def _fingerprint(arrived: RequestArrived) -> str | None:
     """Keyed per tenant, over the last chained key: equal prefixes show, prompts cannot be guessed."""
-    for size in sorted(arrived.prompt.keys):
-        keys = arrived.prompt.keys[size]
+    for size, keys in arrived.prompt.keys.items():
         if len(keys):
-            last_key = int(keys[-1]).to_bytes(8, "big")
-            fields = (("tenant", arrived.tenant.name.encode()), ("size", str(size).encode()), ("prefix", last_key))
-            return "tenant-hmac:" + keyed_digest(arrived.tenant.fingerprint_key[:64], fields, digest_bytes=8).hex()
+            return "tenant-hmac:" + prefix_fingerprint(arrived.tenant, size, keys.item(-1))
     return None
 
 
