@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvrelay.core.load.ledger import PREFILL, Ledger
+from kvrelay.core.load.prefill_rate import remaining_tokens
 
 
 def serve(ledger, slot, *, rate, prompts, start=0.0, together=1):
@@ -62,10 +63,10 @@ def test_presumed_progress_is_bounded():
     ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
     ledger.add_slot(0)
     ledger.book(0.0, "r", 0, prefill_tokens=2_000, decode_blocks=1)
-    slots = np.array([0])
 
     def remaining(now):
-        return ledger.rates.remaining_tokens(now, slots, ledger.table()[PREFILL].take(slots), np.array([1_000.0]))[0]
+        backlog, since = ledger.table()[PREFILL], ledger.rates.table()[1]
+        return remaining_tokens(backlog, np.array([1_000.0]), now - since)[0]
 
     assert remaining(0.0) == 2_000 and remaining(1.0) == 1_000
     assert remaining(1e6) == pytest.approx(400), "a worker that hangs keeps a fifth of its backlog for ever"

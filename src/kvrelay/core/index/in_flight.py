@@ -52,13 +52,15 @@ class InFlight:
         """The prompt with these keys was dispatched to the holder at `slot`."""
         assert request_id not in self._entries, f"{request_id} is in flight already"
         kept: list[int] = keys[self._at(len(keys))].tolist()
-        bit = 1 << slot
+        bit, masks = 1 << slot, self._masks
         for key in kept:
-            mask = self._masks.get(key, 0)
-            if mask & bit:
+            mask = masks.get(key)
+            if mask is None:
+                masks[key] = bit
+            elif mask & bit:
                 self._more[key, slot] = self._more.get((key, slot), 0) + 1
             else:
-                self._masks[key] = mask | bit
+                masks[key] = mask | bit
         self._entries[request_id] = (slot, kept)
 
     def discard(self, request_id: str) -> None:

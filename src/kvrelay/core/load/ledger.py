@@ -90,11 +90,14 @@ class Ledger:
 
     def table(self) -> Floats:
         """One row per kind of load and one for recent work, one column per slot. Take from it, do not keep it."""
+        table = self._table
         for slot in self._changed:
             load = self.slots[slot]
-            self._table[:, slot] = (*load.kinds(), load.recent_tokens)
+            for row, value in enumerate(load.kinds()):
+                table[row, slot] = value
+            table[RECENT, slot] = load.recent_tokens
         self._changed.clear()
-        return self._table
+        return table
 
     def book(self, now: float, request_id: str, slot: int, *, prefill_tokens: int, decode_blocks: int) -> None:
         """The request goes to `slot`, which will have to prefill `prefill_tokens` and then hold `decode_blocks`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from kvrelay.core.model.arrays import Floats, Ints
+from kvrelay.core.model.arrays import Floats
 
 _DECAY = 0.9
 _MIN_SAMPLE_TOKENS = 128
@@ -80,20 +80,17 @@ class PrefillRates:
         self._rates[slot].since = now
         self._changed[slot] = None
 
-    def tokens_per_s(self, slots: Ints) -> Floats:
-        """Rates of many slots."""
-        rates: Floats = self._fresh()[0].take(slots)
-        return rates
-
-    def remaining_tokens(self, now: float, slots: Ints, backlog_tokens: Floats, tokens_per_s: Floats) -> Floats:
-        """Backlog of each slot less what it should have computed since its last first token."""
-        done = tokens_per_s * (now - self._fresh()[1].take(slots))
-        remaining: Floats = backlog_tokens - np.minimum(done, backlog_tokens * _MAX_PROGRESS)
-        return remaining
-
-    def _fresh(self) -> Floats:
+    def table(self) -> Floats:
+        """Two rows, one column per slot: tokens per second, and since when the backlog has been worked on."""
         for slot in self._changed:
             rate = self._rates[slot]
-            self._table[:, slot] = rate.tokens_per_s, rate.since
+            self._table[0, slot] = rate.tokens_per_s
+            self._table[1, slot] = rate.since
         self._changed.clear()
         return self._table
+
+
+def remaining_tokens(backlog_tokens: Floats, tokens_per_s: Floats, working_s: Floats) -> Floats:
+    """Backlog of each slot less what it should have computed since its last first token."""
+    remaining: Floats = backlog_tokens - np.minimum(tokens_per_s * working_s, backlog_tokens * _MAX_PROGRESS)
+    return remaining

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
 from kvrelay.core.load.ledger import Ledger
 from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.units import RouteReason
@@ -68,13 +66,17 @@ class CacheLoad:
 
     def _tied(self, scores: Floats, reachable: Floats) -> Ints:
         """The best score, and whoever is no further from it than the scorer's noise and needs as little computing."""
-        lowest = self.scorer.best_is_lowest
-        best = float(np.minimum.reduce(scores) if lowest else np.maximum.reduce(scores))
-        noise = self.scorer.noise(abs(best))
-        tied: Ints = (scores <= best + noise if lowest else scores >= best - noise).nonzero()[0]
+        if self.scorer.best_is_lowest:
+            best = float(scores[scores.argmin()])
+            noise = self.scorer.noise(abs(best))
+            tied: Ints = (scores <= best + noise).nonzero()[0]
+        else:
+            best = float(scores[scores.argmax()])
+            noise = self.scorer.noise(abs(best))
+            tied = (scores >= best - noise).nonzero()[0]
         if noise and len(tied) > 1:
             matched = reachable[tied]
-            tied = tied[matched == np.maximum.reduce(matched)]
+            tied = tied[matched == matched[matched.argmax()]]
         return tied
 
     def _reason(self, field: Field, reachable: Floats, tied: int, position: int, spilled: bool) -> RouteReason:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import numpy as np
 from msgspec import Struct
 
 from kvrelay.core.load.ledger import ACTIVE, FOREIGN, RECENT, Ledger
@@ -22,7 +21,7 @@ class Arrays(Struct, frozen=True, eq=False):
 
     ready_tokens: Floats  # reusable at once: in the fastest tier, or being computed there now
     reachable_tokens: Floats  # the same and what lies in lower tiers
-    transfer_ms: Floats  # estimated, for loading what is reachable and not ready
+    transfer_ms: Floats | None  # estimated, for loading what is reachable and not ready; None: nothing is
     load: Floats  # one row per kind, as `ledger.KINDS` and `ledger.RECENT`, one column per candidate
     backlog_tokens: Floats  # prefill booked there and, by the learned rate, not computed yet
     prefill_tokens_per_s: Floats  # learned rates
@@ -74,9 +73,10 @@ def break_tie(positions: Ints, field: Field) -> int:
     """Of equally good candidates the one with fewest requests, then least work placed lately, then by the draw."""
     assert field.arrays is not None
     load = field.arrays.load
-    for burden in (load[ACTIVE] + load[FOREIGN], load[RECENT]):
-        if len(positions) == 1:
-            break
-        of_tied = burden.take(positions)
-        positions = positions[of_tied == np.minimum.reduce(of_tied)]
+    if len(positions) > 1:
+        requests = load[ACTIVE].take(positions) + load[FOREIGN].take(positions)
+        positions = positions[requests == requests[requests.argmin()]]
+    if len(positions) > 1:
+        recent = load[RECENT].take(positions)
+        positions = positions[recent == recent[recent.argmin()]]
     return int(positions[field.draw % len(positions)])

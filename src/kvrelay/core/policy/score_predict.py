@@ -38,7 +38,8 @@ class PredictScorer:
         work_tokens += foreign * arrays.foreign_prefill_tokens
         scores = work_tokens / arrays.prefill_tokens_per_s
         scores *= 1000.0
-        scores += arrays.transfer_ms
+        if arrays.transfer_ms is not None:
+            scores += arrays.transfer_ms
         scores += (load[ACTIVE] - load[QUEUED] + foreign) * _DECODE_MS_PER_REQUEST
         return scores
 
@@ -51,7 +52,7 @@ class PredictScorer:
             "queue_ms": backlog_tokens * ms_per_token,
             "compute_ms": compute_ms,
             "displaced_ms": compute_ms * _DISPLACED_SHARE,
-            "transfer_ms": float(arrays.transfer_ms[at]),
+            "transfer_ms": 0.0 if arrays.transfer_ms is None else float(arrays.transfer_ms[at]),
             "decode_ms": (active - queued + foreign) * _DECODE_MS_PER_REQUEST,
         }
 

@@ -29,16 +29,18 @@ class WeightsScorer:
         scores = arrays.reachable_tokens * (weights.alpha / arrays.block_size_tokens)
         scores -= arrays.load[PREFILL] * weights.beta
         scores -= arrays.load[DECODE] * weights.gamma
-        scores -= arrays.transfer_ms * weights.delta
+        if arrays.transfer_ms is not None:
+            scores -= arrays.transfer_ms * weights.delta
         return scores
 
     def terms(self, arrays: Arrays, at: int) -> Mapping[str, float]:
         weights = self._weights
+        transfer_ms = 0.0 if arrays.transfer_ms is None else float(arrays.transfer_ms[at])
         return {
             "reuse_credit": float(arrays.reachable_tokens[at]) * (weights.alpha / arrays.block_size_tokens),
             "prefill_debit": -float(arrays.load[PREFILL, at]) * weights.beta,
             "decode_debit": -float(arrays.load[DECODE, at]) * weights.gamma,
-            "transfer_debit": -float(arrays.transfer_ms[at]) * weights.delta,
+            "transfer_debit": -transfer_ms * weights.delta,
         }
 
     def noise(self, best: float) -> float:

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvrelay.core.index.matches import Matches, match_prompt
 from kvrelay.core.load.ledger import PREFILL, Ledger
+from kvrelay.core.load.prefill_rate import remaining_tokens
 from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.units import IndexState, RouteReason
@@ -80,17 +81,16 @@ class Decider:
 
     def _arrays(self, now: float, arrived: RequestArrived, slots: Ints, matches: Matches | None) -> Arrays:
         ledger, prompt_tokens = self._ledger, arrived.prompt.prompt_tokens or 0
-        load = ledger.table().take(slots, axis=1)
-        rates = ledger.rates.tokens_per_s(slots)
-        nothing = np.zeros(len(slots))
-        ready = nothing if matches is None else matches.ready.take(slots)
-        lower = matches is not None and bool(matches.lower)
+        load = _of(ledger.table(), slots)
+        rates, working_since = _of(ledger.rates.table(), slots)
+        ready = np.zeros(len(slots)) if matches is None else _of(matches.ready, slots)
+        lower = matches if matches is not None and matches.lower else None
         return Arrays(
             ready_tokens=ready,
-            reachable_tokens=matches.reachable().take(slots) if matches is not None and lower else ready,
-            transfer_ms=_transfer_ms(matches, slots) if matches is not None and lower else nothing,
+            reachable_tokens=ready if lower is None else _of(lower.reachable(), slots),
+            transfer_ms=None if lower is None else _transfer_ms(lower, slots),
             load=load,
-            backlog_tokens=ledger.rates.remaining_tokens(now, slots, load[PREFILL], rates),
+            backlog_tokens=remaining_tokens(load[PREFILL], rates, now - working_since),
             prefill_tokens_per_s=rates,
             foreign_prefill_tokens=ledger.mean_prefill_tokens(prompt_tokens),
             prompt_tokens=prompt_tokens,
@@ -98,7 +98,7 @@ class Decider:
         )
 
     def _index_usable(self, slots: Ints) -> bool:
-        return any(self._fleet.at(slot).index_state is not IndexState.UNUSABLE for slot in slots.tolist())
+        return any(self._fleet.at(slot).index_state is not IndexState.UNUSABLE for slot in slots)
 
     def _binding(
         self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints
@@ -117,6 +117,12 @@ class Decider:
         if not usable:
             return None, RouteReason.AFFINITY_BROKEN_UNAVAILABLE
         return usable[0], None
+
+
+def _of(array: Floats, slots: Ints) -> Floats:
+    """The columns of these slots, as they are now. Usually every slot is a candidate, and a copy is all it takes."""
+    picked: Floats = array.copy() if len(slots) == array.shape[-1] else array.take(slots, axis=-1)
+    return picked
 
 
 def _transfer_ms(matches: Matches, slots: Ints) -> Floats:
