@@ -92,6 +92,7 @@ class Receipt(Struct, frozen=True, kw_only=True):
     remote_path_ms: Mapping[str, float] = field(default_factory=dict)
     gate_loss_tokens: GateLoss | None = None
     arrived_ms: float | None = None  # host's monotonic clock
+    router_queue_ms: float | None = None  # wait for a free place before routing; null when it was never routed
     ttft_ms: float | None = None
     itl_ms: tuple[float, ...] = ()
     e2e_ms: float | None = None

@@ -58,6 +58,7 @@ def assemble(
         matched_tokens_at_route=matched.tokens,
         matched_tiers_at_route=matched.tiers,
         worker_queue_at_route=matched.queue,
+        router_queue_ms=round(live.waited_s * 1000, 3) if decision is not None else None,
         load_snapshot=decision.load_version if decision is not None else None,
         route_reason=live.last_reason,
         spilled_from=_spilled_from(decision),

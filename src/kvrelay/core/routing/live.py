@@ -52,6 +52,7 @@ class Live:
         "attempts",
         "decision_us",
         "first_token_at",
+        "waited_s",
     )
 
     def __init__(self, arrived: RequestArrived, arrived_at: float) -> None:
@@ -60,6 +61,7 @@ class Live:
         self.attempts: list[Attempted] = []
         self.decision_us: float | None = None
         self.first_token_at: float | None = None
+        self.waited_s = 0.0  # in the admission queue
 
     @property
     def current(self) -> Attempted | None:

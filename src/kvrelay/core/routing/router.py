@@ -14,6 +14,7 @@ none of the three can be forgotten on some path.
 from __future__ import annotations
 
 import copy
+from itertools import islice
 
 from kvrelay.core.contract.keys import Keyer
 from kvrelay.core.load.ledger import Ledger
@@ -55,6 +56,7 @@ from kvrelay.core.model.prompt import Usage
 from kvrelay.core.model.units import Fault, Status
 from kvrelay.core.policy.cache_load import CacheLoad
 from kvrelay.core.policy.registry import make_policy
+from kvrelay.core.routing.admission import AdmissionQueue, Futile
 from kvrelay.core.routing.affinity import Affinity
 from kvrelay.core.routing.alarm import Alarm
 from kvrelay.core.routing.assemble import assemble
@@ -71,6 +73,7 @@ from kvrelay.core.routing.status import MatchAnswer, RouterStatus
 Effects = tuple[Effect, ...]
 
 _RETRY_HINT_S = 1.0
+_LOOK_AHEAD = 64  # waiting requests that are offered a free place per step; more would let a step grow with the queue
 _LOST = frozenset({Fault.CONNECT, Fault.RESET, Fault.GARBAGE})
 _ANSWERED = frozenset({Fault.BACK_PRESSURE, Fault.SERVER_ERROR})  # the worker's own answer is at hand
 
@@ -87,6 +90,7 @@ class Router:
         self._ledger = Ledger(initial_prefill_tokens_per_s=settings.initial_prefill_tokens_per_s)
         self._affinity = Affinity(ttl_s=settings.affinity_ttl_s, max_sessions=settings.max_sessions)
         self._retry = Retry(attempts=settings.retry_attempts, budget_ratio=settings.retry_budget_ratio)
+        self._waiting = AdmissionQueue(depth=settings.queue_depth, wait_s=settings.queue_wait_s)
         self._decider = Decider(fleet=self._fleet, keeper=self._keeper, ledger=self._ledger, affinity=self._affinity)
         self._live: dict[str, Live] = {}
         self._speculative: dict[str, float] = {}  # request -> deadline of its in-flight entry, oldest first
@@ -127,6 +131,7 @@ class Router:
             keeper=self._keeper,
             ledger=self._ledger,
             live_requests=len(self._live),
+            queue_depth=len(self._waiting),
             sessions=len(self._affinity),
             spills=self.spills,
             late_events=self.late_events,
@@ -140,6 +145,10 @@ class Router:
 
     def step(self, now: float, event: Event) -> Effects:
         """Take one event; answer what the host is to do, in order."""
+        effects = self._handle(now, event)
+        return effects + self._serve_waiting(now) if len(self._waiting) else effects
+
+    def _handle(self, now: float, event: Event) -> Effects:
         match event:
             case RequestArrived():
                 return self._admit(now, event)
@@ -185,10 +194,45 @@ class Router:
         assert arrived.request_id not in self._live, f"{arrived.request_id} is live already"
         live = self._live[arrived.request_id] = Live(arrived, now)
         found = self._fleet.candidates(now, arrived.model, self._ledger, frozenset())
+        if found.why_none == "at_capacity" and self._waiting.enabled:
+            return self._let_wait(now, live)
         if found.why_none is not None:
             return self._refuse(now, live, found.why_none)
         self._retry.first_attempt()
         return self._dispatch(now, live, found)
+
+    def _let_wait(self, now: float, live: Live) -> Effects:
+        """Everybody is busy: the request waits for a place, or is told at once that waiting is futile."""
+        arrived = live.arrived
+        outcome = self._waiting.join(now, arrived.request_id, tenant=arrived.tenant.name, priority=arrived.priority)
+        if isinstance(outcome, Futile):
+            return self._refuse(now, live, outcome.reason, retry_after_s=outcome.retry_after_s)
+        displaced: Effects = ()
+        if outcome.displaced is not None:
+            gone = self._live[outcome.displaced]
+            displaced = self._refuse(now, gone, "queue_displaced", retry_after_s=self._waiting.retry_after_s())
+        return displaced + self._wake(now)
+
+    def _serve_waiting(self, now: float) -> Effects:
+        """Give free places to those who wait, in turn. A request whose model has no free worker lets others pass."""
+        effects: Effects = ()
+        full: set[str | None] = set()  # models whose workers are all busy; asked for membership only
+        for request_id in tuple(islice(self._waiting.in_turn(), _LOOK_AHEAD)):
+            live = self._live[request_id]
+            if live.arrived.model in full:
+                continue
+            found = self._fleet.candidates(now, live.arrived.model, self._ledger, frozenset())
+            if found.why_none == "at_capacity":
+                full.add(live.arrived.model)
+                continue
+            self._waiting.served(request_id)
+            live.waited_s = now - live.arrived_at
+            if found.why_none is not None:
+                effects += self._refuse(now, live, found.why_none)
+            else:
+                self._retry.first_attempt()
+                effects += self._dispatch(now, live, found)
+        return effects
 
     def _dispatch(self, now: float, live: Live, found: Candidates) -> Effects:
         """Decide among the candidates and book the outcome."""
@@ -294,6 +338,8 @@ class Router:
 
     def _failed(self, now: float, event: AttemptFailed) -> Effects:
         live = self._live.get(event.request_id)
+        if live is not None and live.current is None and not event.attempt:
+            return self._give_up(now, live, event)  # its time ran out while it waited for a place
         if live is None or live.current is None or live.current.number != event.attempt:
             return self._late()
         attempted = live.current
@@ -337,9 +383,9 @@ class Router:
             ending = Refuse(request_id, http_status, reason, event.retry_after_s or _RETRY_HINT_S)
         return (ending, *self._end(now, live, status, http_status, failure_reason=reason))
 
-    def _refuse(self, now: float, live: Live, reason: str) -> Effects:
+    def _refuse(self, now: float, live: Live, reason: str, *, retry_after_s: float = _RETRY_HINT_S) -> Effects:
         """Nobody was asked, or nobody is left to ask."""
-        refusal = Refuse(live.arrived.request_id, 503, reason, _RETRY_HINT_S)
+        refusal = Refuse(live.arrived.request_id, 503, reason, retry_after_s)
         return (refusal, *self._end(now, live, Status.REFUSED, 503, failure_reason=reason))
 
     def _client_left(self, now: float, event: ClientLeft) -> Effects:
@@ -385,7 +431,9 @@ class Router:
     def _release(self, now: float, live: Live) -> None:
         """Take back what the current attempt booked; a second call finds nothing."""
         request_id = live.arrived.request_id
-        self._ledger.settle(now, request_id)
+        self._waiting.leave(request_id)
+        if self._ledger.settle(now, request_id):
+            self._waiting.place_freed(now)
         self._keeper.in_flight.discard(request_id)
         self._speculative.pop(request_id, None)
 
@@ -481,7 +529,11 @@ class Router:
                 break
             del self._speculative[request_id]
             self._keeper.in_flight.discard(request_id)
-        return self._keeper.catch_up() + self._keeper.give_up_on_replays(now) + self._wake(now)
+        given_up: Effects = ()
+        for request_id in self._waiting.expired(now):
+            hint_s = self._waiting.retry_after_s()
+            given_up += self._refuse(now, self._live[request_id], "queue_wait_over", retry_after_s=hint_s)
+        return given_up + self._keeper.catch_up() + self._keeper.give_up_on_replays(now) + self._wake(now)
 
     def _wake(self, now: float) -> Effects:
         """Ask to be woken for whatever is due next, unless an alarm is set for then or earlier."""
@@ -495,7 +547,7 @@ class Router:
     def _earliest_deadline(self) -> float | None:
         """Each of these queues is in order of time, so its head is enough; an alarm for now or sooner needs no look."""
         at = next(iter(self._speculative.values()), None)
-        for other in (self._affinity.next_expiry(), self._keeper.next_deadline()):
+        for other in (self._affinity.next_expiry(), self._keeper.next_deadline(), self._waiting.next_deadline()):
             if other is not None and (at is None or other < at):
                 at = other
         return at
@@ -510,6 +562,8 @@ class Router:
         self._keeper.residency.check()
         self._keeper.in_flight.check()
         self._ledger.check()
+        self._waiting.check()
+        assert all(request_id in self._live for request_id in self._waiting.in_turn()), "somebody waits who is not live"
         booked = sum(1 for live in self._live.values() if live.attempts and live.attempts[-1].fault is None)
         assert len(self._ledger) <= booked, "something is booked that is not live"
         assert set(self._speculative) <= set(self._live), "a speculative entry outlived its request"

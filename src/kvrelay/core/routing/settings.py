@@ -25,6 +25,8 @@ class RouterSettings(Struct, frozen=True, kw_only=True):
     max_sessions: int = 100_000
     retry_attempts: int = 3  # attempts per request, the first included
     retry_budget_ratio: float = 0.2  # retries per first attempt over the fleet, beyond a small fixed allowance
+    queue_depth: int = 0  # requests that may wait for a free place; 0: none waits
+    queue_wait_s: float = 30.0
     health_failures: int = 2
     health_successes: int = 1
     speculative_deadline_s: float = 60.0

@@ -54,6 +54,7 @@ class RouterStatus(Struct, frozen=True):
     policy: str
     scorer: str | None
     live_requests: int
+    queue_depth: int  # requests that wait for a free place
     sessions: int
     in_flight_prompts: int
     index_blocks: int

@@ -232,6 +232,7 @@ def _as_configured(description: Description, config: WorkerConfig) -> Descriptio
         description.spec,
         models=(config.model,) if config.model else description.spec.models,
         role=config.role,
+        max_active_requests=config.max_active_requests or None,
         sends_events=bool(sources),
     )
     return msgspec.structs.replace(description, spec=spec, sources=sources)

@@ -42,6 +42,7 @@ def gauges(status: RouterStatus, configured: Iterable[str]) -> Iterator[Metric]:
     )
     yield _gauge("kvrelay_index_blocks", "Blocks believed to be there.", ("worker", "tier"), _index_blocks(workers))
     yield _gauge("kvrelay_worker_up", "1 if the worker is healthy.", ("worker",), _up(workers, configured))
+    yield _gauge("kvrelay_queue_depth", "Requests that wait for a free worker.", (), [((), status.queue_depth)])
     yield _gauge("kvrelay_sessions", "Session bindings.", (), [((), status.sessions)])
 
 

@@ -140,6 +140,8 @@ def router_settings(config: Config, *, key_seed: bytes, seed: int, manifest_dige
         affinity_hard=config.affinity.hard,
         retry_attempts=config.retry.attempts,
         retry_budget_ratio=config.retry.budget_ratio,
+        queue_depth=config.gateway.limits.queue_depth,
+        queue_wait_s=config.gateway.limits.queue_wait_s,
         health_failures=config.health.failures,
         health_successes=config.health.successes,
         key_seed=key_seed,

@@ -122,15 +122,19 @@ class Limits(Section):
         ge=1024,
         le=2**20,
     )
-    queue_depth: Annotated[int, _only(0)] = key(
+    queue_depth: int = key(
         0,
-        "Requests that may wait in the gateway for a free worker; 0: none wait.",
-        "Not built yet.",
+        "Requests that may wait in the gateway for a worker below its max_active_requests; 0: none wait.",
+        "Higher: bursts are absorbed. Lower: clients hear sooner that they should try elsewhere.",
         ge=0,
         le=1_000_000,
     )
-    queue_wait_s: Annotated[float, _only(0.0)] = key(
-        0.0, "Longest wait in that queue.", "Not built yet.", ge=0, le=3600
+    queue_wait_s: float = key(
+        30.0,
+        "Longest wait in that queue; who would wait longer is refused at once with a retry hint.",
+        "Higher: more patience under load. Lower: fresher answers, earlier refusals.",
+        gt=0,
+        le=3600,
     )
 
 
@@ -189,6 +193,13 @@ class WorkerConfig(Section):
         "", "Name in receipts, metrics and the admin API.", "Default: host and port of the URL.", validate_default=False
     )
     model: str | None = key(None, "Model it serves.", "Default: what the worker itself says.")
+    max_active_requests: int = key(
+        0,
+        "Requests it gets at the same time from this gateway; 0: no limit.",
+        "Lower: its queue stays short and the gateway's queue, which knows all workers, does the waiting.",
+        ge=0,
+        le=1_000_000,
+    )
     role: Annotated[RoleName, _only("both")] = key("both", "Part of the work it takes.", "Only `both` so far.")
     api_key_file: Path | None = key(None, "File with the key that the worker wants.", "Sent to this worker only.")
     events: Annotated[str, AfterValidator(_event_endpoint)] = key(

@@ -1,0 +1,153 @@
+"""Requests that wait for a free place: bounded, by priority, fair between tenants, refused early if waiting is futile.
+
+Order: higher priority first; within a priority the tenants take turns, so that one tenant's burst does not push back
+another's single request; within a tenant first come, first served. When the queue is full, a request of higher priority
+takes the place of the newest of the lowest one. The expected wait is the number of requests ahead times the mean time
+between two places becoming free; who would wait longer than allowed is told so at once, with the time after which
+trying again makes sense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+_DECAY = 0.9
+_SHORTEST_HINT_S, _LONGEST_HINT_S = 1.0, 60.0
+
+
+class Waiting(Struct, frozen=True):
+    """One request in the queue."""
+
+    request_id: str
+    tenant: str
+    priority: int
+    deadline: float
+
+
+class Queued(Struct, frozen=True):
+    """The request waits now; `displaced` had to give way and is to be refused."""
+
+    displaced: str | None = None
+
+
+class Futile(Struct, frozen=True):
+    """The request was not taken."""
+
+    reason: str  # queue_full | queue_too_slow
+    retry_after_s: float
+
+
+class AdmissionQueue:
+    """Who waits, in which order they are served, and for how long."""
+
+    def __init__(self, *, depth: int, wait_s: float) -> None:
+        self._depth = depth
+        self._wait_s = wait_s
+        self._lanes: dict[
+            int, dict[str, dict[str, Waiting]]
+        ] = {}  # priority -> tenant (next in turn first) -> requests
+        self._by_id: dict[str, Waiting] = {}
+        self._freed_at: float | None = None
+        self._between_s: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    @property
+    def enabled(self) -> bool:
+        return self._depth > 0
+
+    def join(self, now: float, request_id: str, *, tenant: str, priority: int) -> Queued | Futile:
+        """Take the request in, or say why not and when to come back."""
+        ahead = sum(1 for waiting in self._by_id.values() if waiting.priority >= priority)
+        if self._between_s is not None and ahead * self._between_s > self._wait_s:
+            return Futile("queue_too_slow", self._hint_s(ahead))
+        displaced = None
+        if len(self._by_id) >= self._depth:
+            displaced = self._least_urgent(below=priority)
+            if displaced is None:
+                return Futile("queue_full", self._hint_s(ahead))
+            self.leave(displaced)
+        waiting = self._by_id[request_id] = Waiting(request_id, tenant, priority, now + self._wait_s)
+        self._lanes.setdefault(priority, {}).setdefault(tenant, {})[request_id] = waiting
+        return Queued(displaced)
+
+    def leave(self, request_id: str) -> bool:
+        """The request no longer waits, for whatever reason; False if it did not."""
+        waiting = self._by_id.pop(request_id, None)
+        if waiting is None:
+            return False
+        tenants = self._lanes[waiting.priority]
+        requests = tenants[waiting.tenant]
+        del requests[request_id]
+        if not requests:
+            del tenants[waiting.tenant]
+            if not tenants:
+                del self._lanes[waiting.priority]
+        return True
+
+    def served(self, request_id: str) -> None:
+        """The request got its place: it leaves, and its tenant's next one queues up behind the other tenants."""
+        waiting = self._by_id[request_id]
+        self.leave(request_id)
+        tenants = self._lanes.get(waiting.priority, {})
+        if waiting.tenant in tenants:
+            tenants[waiting.tenant] = tenants.pop(waiting.tenant)
+
+    def in_turn(self) -> Iterator[str]:
+        """Request ids in the order in which they would be served if each tenant had its turn now."""
+        for priority in sorted(self._lanes, reverse=True):
+            lanes = [iter(requests) for requests in self._lanes[priority].values()]
+            while lanes:
+                for lane in list(lanes):
+                    request_id = next(lane, None)
+                    if request_id is None:
+                        lanes.remove(lane)
+                    else:
+                        yield request_id
+
+    def expired(self, now: float) -> list[str]:
+        """Who waited as long as is allowed. All wait equally long at most, so they are the oldest."""
+        due = []
+        for request_id, waiting in self._by_id.items():
+            if waiting.deadline > now:
+                break
+            due.append(request_id)
+        return due
+
+    def next_deadline(self) -> float | None:
+        return next(iter(self._by_id.values())).deadline if self._by_id else None
+
+    def place_freed(self, now: float) -> None:
+        """A request ended somewhere; the pace at which this happens is what waiting times are foretold from."""
+        if self._freed_at is not None:
+            between_s = now - self._freed_at
+            known = self._between_s
+            self._between_s = between_s if known is None else known * _DECAY + between_s * (1 - _DECAY)
+        self._freed_at = now
+
+    def retry_after_s(self) -> float:
+        """When a request that comes now would probably find the queue worked off."""
+        return self._hint_s(len(self._by_id))
+
+    def _hint_s(self, ahead: int) -> float:
+        expected_s = _SHORTEST_HINT_S if self._between_s is None else ahead * self._between_s
+        return min(max(expected_s, _SHORTEST_HINT_S), _LONGEST_HINT_S)
+
+    def _least_urgent(self, *, below: int) -> str | None:
+        lowest = min(self._lanes)
+        if lowest >= below:
+            return None
+        return next(r for r, waiting in reversed(self._by_id.items()) if waiting.priority == lowest)
+
+    def check(self) -> None:
+        """Assert that lanes and table agree and the bound holds."""
+        in_lanes = [r for tenants in self._lanes.values() for requests in tenants.values() for r in requests]
+        assert sorted(in_lanes) == sorted(self._by_id) and len(in_lanes) <= self._depth
+        assert all(requests for tenants in self._lanes.values() for requests in tenants.values())
+        assert sorted(self.in_turn()) == sorted(self._by_id)
