@@ -28,8 +28,8 @@ from kvrelay.core.model.ids import TargetId, WorkerId
 from kvrelay.core.routing.fleet import FleetView, Target
 from kvrelay.core.routing.settings import RouterSettings
 
-SWEEP_BLOCKS = 2_000
-APPLY_BLOCKS = 2_000  # at most in one step: a replay of a whole history must not hold up anybody's tokens
+SWEEP_BLOCKS = 500
+APPLY_BLOCKS = 1_000  # at most in one step: a replay of a whole history must not hold up anybody's tokens
 
 
 class EventCounts:
