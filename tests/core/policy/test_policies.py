@@ -289,8 +289,10 @@ def test_the_policy_can_be_switched_live():
     rig.join("a", "b")
     rig.hold("a", text(1, 2, 3))
     assert rig.serve(text(1, 2, 3)).policy == "cache_load"
+    rig.arrive(text(1, 2, 3), request_id="under way")
     rig.step(PolicyChanged("round_robin"))
     receipts = [rig.serve(text(1, 2, 3)) for _ in range(4)]
+    assert rig.finish("under way").policy == "cache_load", "decided before the switch"
     assert {r.policy for r in receipts} == {"round_robin"} == {str(r.route_reason) for r in receipts}
     assert Counter(r.chosen_worker for r in receipts) == {"a": 2, "b": 2}
 

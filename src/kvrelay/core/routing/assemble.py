@@ -47,7 +47,7 @@ def assemble(
         path=arrived.path,
         model=arrived.model,
         prefix_fingerprint=_fingerprint(arrived),
-        policy=policy,
+        policy=policy if decision is None else decision.policy,
         eligible_prefix_blocks=matched.eligible_blocks,
         eligible_prefix_tokens=matched.eligible_tokens,
         block_size=matched.block_size_tokens,

@@ -37,6 +37,7 @@ class Decider:
         target = self._fleet.at(choice.slot)
         spec = self._fleet.workers[target.id.worker.name].spec
         return Decision(
+            policy=policy.name,
             field=field,
             choice=choice,
             at=int(slots.searchsorted(choice.slot)),

@@ -15,6 +15,7 @@ from kvrelay.core.routing.fleet import Target
 class Decision(Struct, frozen=True, eq=False):
     """The state of belief at one decision, kept as it was; the receipt is built from it and from nothing newer."""
 
+    policy: str  # that decided; a switch afterwards does not rewrite history
     field: Field
     choice: Choice
     at: int  # position of the chosen slot in the field
