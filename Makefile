@@ -20,7 +20,8 @@ test: lint chromium
 
 # Suites against real engines and servers; they prepare what they need themselves.
 test-real: $(STAMP)
-	$(BIN)/python -m pytest -m real
+	@$(BIN)/python -m pytest -m real; code=$$?; \
+	if [ $$code = 5 ]; then echo "this version has no suites against real engines yet" >&2; exit 0; fi; exit $$code
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests bench
