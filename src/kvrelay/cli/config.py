@@ -12,12 +12,15 @@ from typing import Any
 import typer
 
 from kvrelay.cli import messages
+from kvrelay.cli.command_group import CommandGroup
 from kvrelay.edge.system.config import Config, ConfigError, keys, load_config
 from kvrelay.edge.system.explained_key import ExplainedKey, explained
 from kvrelay.edge.system.urls import mask_credentials
 
 app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
     help="Show, explain and check the configuration: show, explain, schema.",
 )

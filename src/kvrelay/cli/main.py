@@ -7,10 +7,9 @@ import sys
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from kvrelay import __version__
-from kvrelay.cli import messages
+from kvrelay.cli.command_group import CommandGroup
 
 # name -> (module with a Typer `app`, one line for the overview)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -23,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(CommandGroup):
     """A command group that knows its commands by name and loads one when it is used (start-up stays quick)."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -37,11 +36,6 @@ class LazyGroup(TyperGroup):
         command.name = cmd_name
         command.short_help = summary
         return command
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            messages.fail(messages.unknown_name("command", args[0], COMMANDS, source="the command line"))
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
@@ -60,6 +54,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,  # they would draw boxes into logs and, in some versions, show local variables
     help="Prefix-cache-aware routing, tiered KV sharing and evidence for fleets of LLM inference workers.",
     epilog="First steps: kvrelay demo; then kvrelay serve --worker http://127.0.0.1:8100",
 )

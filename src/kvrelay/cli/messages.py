@@ -40,6 +40,16 @@ def bad_value(name: str, received: object, legal: str, *, source: str) -> str:
     return f"error: `{name}` is `{received}` (from {source})\n  legal: {legal}"
 
 
+def missing_argument(name: str, command: str) -> str:
+    """A command was called without something that it needs."""
+    return f"error: `{command}` needs {name}, which was not given\nhint: {command} --help"
+
+
+def bad_usage(detail: str, command: str) -> str:
+    """Any other call that a command cannot take."""
+    return f"error: {detail[:1].lower()}{detail[1:].rstrip('.')} (from `{command}`)\nhint: {command} --help"
+
+
 def _plural(noun: str) -> str:
     return noun[:-1] + "ies" if noun.endswith("y") and noun[-2] not in "aeiou" else noun + "s"
 

@@ -13,6 +13,7 @@ import typer
 
 from kvrelay.cli import messages
 from kvrelay.cli.admin_client import AdminClient, AdminUnavailable
+from kvrelay.cli.command_group import CommandGroup
 from kvrelay.cli.receipt_sources import find_receipt, tail_file, tail_router
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.core.receipts.reconcile import Reconciled, reconcile, stale_index_tokens
@@ -22,6 +23,7 @@ from kvrelay.edge.observe.metrics_join import Comparison, compare, totals_of_pag
 from kvrelay.edge.observe.receipt_file import BadReceipt, read_receipts, receipt_schema
 
 app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
