@@ -80,6 +80,8 @@ class Connector(Protocol):
     """One kind of engine."""
 
     name: str
+    counts_streams: bool
+    """Whether `stream_options.include_usage` adds one event without choices to a stream, and changes nothing else."""
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
         """Asks the worker what it is. Raises WorkerUnreachable or WorkerAnswerUnusable."""

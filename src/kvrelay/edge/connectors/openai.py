@@ -37,6 +37,7 @@ class Models(Struct):
 
 class OpenAiConnector:
     name = "openai"
+    counts_streams = False  # OpenAI's own servers put `usage: null` into every event, others refuse the question
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
         models = await ask.get_json(session, join_url(url, "/v1/models"), headers, Models)

@@ -17,6 +17,7 @@ from kvrelay.edge.system.urls import host_and_port
 
 # Made anew for the worker, or meant for us alone.
 _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"authorization", b"x-kvrelay-priority"}
+_DIGESTS = frozenset((b"content-digest", b"repr-digest", b"digest", b"content-md5", b"signature"))
 _HARMLESS_CONNECTION = frozenset((b"keep-alive", b"close", b""))
 _OURS = frozenset(
     (b"x-kvrelay-request-id", b"x-kvrelay-worker", b"x-kvrelay-route-reason", b"x-kvrelay-matched-tokens")
@@ -36,6 +37,7 @@ class RequestHead(Struct):
     session_id: str | None = None
     priority: int = 0
     encoded_body: bool = False  # compressed: no member of it can be read
+    sealed_body: bool = False  # a digest of it is in the head: it must arrive as it was sent
 
 
 def read_head(headers: Sequence[Header], session_header: bytes) -> RequestHead:
@@ -61,6 +63,8 @@ def read_head(headers: Sequence[Header], session_header: bytes) -> RequestHead:
             head.request_id = _word(_REQUEST_ID, value)
         elif lowered == b"content-encoding":
             head.encoded_body = value.strip().lower() != b"identity"
+        elif lowered in _DIGESTS:
+            head.sealed_body = True
         parts += (name, b": ", value, CRLF)
     if head.session_id is None and second_session is not None:
         head.session_id = _word(_SESSION_ID, second_session)
@@ -79,6 +83,12 @@ def _keeping_ours(headers: Sequence[Header]) -> list[Header]:
     return credentials + rest
 
 
+class Learned(Struct):
+    """What a worker's answers taught us, for as long as it stays the same worker."""
+
+    counts_unasked: bool = True  # False: it refuses `include_usage`, or its streams cannot be edited
+
+
 class Route(Struct, frozen=True):
     """A worker, prepared for the request path. Holds its key: never log it."""
 
@@ -89,6 +99,7 @@ class Route(Struct, frozen=True):
     authorization_line: bytes | None
     worker_header: Header
     connector: Connector
+    learned: Learned
 
 
 def make_route(name: str, upstream: Upstream) -> Route:
@@ -103,6 +114,7 @@ def make_route(name: str, upstream: Upstream) -> Route:
         authorization_line=None if key is None else b"authorization: " + key.encode("latin-1") + CRLF,
         worker_header=(b"x-kvrelay-worker", name.encode("latin-1")),
         connector=upstream.connector,
+        learned=Learned(counts_unasked=upstream.connector.counts_streams),
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from kvrelay.core.model.prompt import TokenIds
+from kvrelay.edge.gateway.unasked_usage import leaves_usage_out
 
 SCORED_PATHS = frozenset(("/v1/completions", "/v1/chat/completions"))
 
@@ -39,6 +40,7 @@ class _Members(Struct):
     prompt: Raw | UnsetType = UNSET
     messages: Raw | UnsetType = UNSET
     stream: Raw | UnsetType = UNSET
+    stream_options: Raw | UnsetType = UNSET
     max_tokens: Raw | UnsetType = UNSET
     max_completion_tokens: Raw | UnsetType = UNSET
     cache_salt: Raw | UnsetType = UNSET
@@ -71,6 +73,8 @@ class RequestBody(Struct, frozen=True):
     prompt: TokenPrompt | TextPrompt | Unscored
     model: str | None = None
     streams: bool = False
+    hides_usage: bool = False  # a stream that ends without counts, because its client did not ask for them
+    stream_options: bytes | None = None  # as sent; only where `hides_usage`
     expected_output_tokens: int | None = None
     cache_salt: str | None = None
 
@@ -89,10 +93,15 @@ def read_body(path: str, body: bytes) -> RequestBody:
         members = _decode_members(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return RequestBody(Unscored("body_not_json" if body else "no_body"))
+    streams = members.stream is not UNSET and bytes(members.stream) == b"true"
+    options = members.stream_options
+    hides_usage = streams and path in SCORED_PATHS and leaves_usage_out(options)
     return RequestBody(
         prompt=_prompt(path, body, members) if path in SCORED_PATHS else Unscored("path_not_scored"),
         model=_text(members.model),
-        streams=members.stream is not UNSET and bytes(members.stream) == b"true",
+        streams=streams,
+        hides_usage=hides_usage,
+        stream_options=bytes(options) if hides_usage and options is not UNSET else None,
         expected_output_tokens=_count(members.max_completion_tokens) or _count(members.max_tokens),
         cache_salt=_text(members.cache_salt),
     )

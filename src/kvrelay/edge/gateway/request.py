@@ -6,6 +6,9 @@
 
 The worker's head is kept back until its first body byte: until then another worker can still take over unseen.
 Answers that say "not now" or "I failed" (429, 5xx) are kept back whole, for the router to retry or to pass through.
+
+A stream whose client did not ask for token counts is counted all the same (`unasked_usage.py`). If that question turns
+out to show, the same worker is asked again with the body as it was sent: still one attempt, as nothing has passed.
 """
 
 from __future__ import annotations
@@ -41,10 +44,11 @@ from kvrelay.edge.gateway.host import RouterHost
 from kvrelay.edge.gateway.openai import RequestBody, Unscored, read_body, with_salt
 from kvrelay.edge.gateway.scoring import prompt_at_once, prompt_in_time
 from kvrelay.edge.gateway.stream import StreamWatch
-from kvrelay.edge.gateway.tokenize import TokenService
+from kvrelay.edge.gateway.unasked_usage import UsageFilter, asking, editable, speaks_of_question
 from kvrelay.edge.http.client import Call, CallTimeouts, UpstreamPool
 from kvrelay.edge.http.exchange import Exchange
 from kvrelay.edge.http.heads import Header
+from kvrelay.edge.tokens.service import TokenService
 
 JSON: Header = (b"content-type", b"application/json")
 MAX_HELD_BYTES = 1024 * 1024
@@ -78,14 +82,19 @@ class ClientRequest:
         "_counted_bytes",
         "_dispatch",
         "_exchange",
+        "_filter",
         "_head",
         "_held",
         "_held_bytes",
+        "_hides_usage",
+        "_holding",
         "_id_bytes",
         "_relaying",
         "_request_id",
         "_route",
+        "_second_asking",
         "_status",
+        "_stream_options",
         "_tenant",
         "_upstream_headers",
         "_waiting",
@@ -117,6 +126,10 @@ class ClientRequest:
         self._attempt = 0
         self.decision_us: float | None = None
         self._relaying = False
+        self._hides_usage = False
+        self._stream_options: bytes | None = None
+        self._second_asking = False
+        self._filter: UsageFilter | None = None
         self._forget_answer()
 
     # --- from arrival to the router ----------------------------------------------------------------------------------
@@ -140,6 +153,8 @@ class ClientRequest:
         if self._head.encoded_body:
             return RequestBody(Unscored("compressed_body")), None
         body = read_body(self._exchange.path, self._body)
+        self._hides_usage = body.hides_usage and not self._head.sealed_body
+        self._stream_options = body.stream_options
         if self._tenant.salt is None:
             return body, body.cache_salt
         salted = with_salt(self._body, self._tenant.salt)
@@ -176,17 +191,25 @@ class ClientRequest:
         if self._exchange.gone:  # left while its prompt was being tokenized
             self._around.host.feed(ClientLeft(self._request_id))
             return
-        self._forget_answer()
         self._dispatch = effect
         self._attempt = effect.attempt
         self._route = route = self._around.route_of(effect.worker.name)
+        self._second_asking = False
+        edited = None
+        if self._hides_usage and route.learned.counts_unasked:
+            edited = asking(self._body, self._stream_options)
+        self._filter = None if edited is None else UsageFilter()
+        self._ask(route, effect, self._body if edited is None else edited)
+
+    def _ask(self, route: Route, effect: Dispatch, body: bytes) -> None:
+        self._forget_answer()
         payload = worker_request(
             route,
             method=self._exchange.method,
             target=self._exchange.target,
             forwarded=self._head.forwarded,
             extra=self._extra_lines(route, effect),
-            body=self._body,
+            body=body,
         )
         self._call = self._around.pool.request(
             route.origin, payload, self, self._around.timeouts, head=self._exchange.method == "HEAD"
@@ -232,18 +255,24 @@ class ClientRequest:
     def on_head(self, status: int, headers: list[Header]) -> None:
         self._status = status
         self._upstream_headers = headers
-        if status == 429 or status >= 500:
+        if is_for_router(status):
+            self._holding = True
+        elif self._filter is not None and not self._passes_edited(status, headers):
             return
-        self._watch = StreamWatch() if is_event_stream(headers) else None
+        elif self._second_asking and status < 400:
+            self._learn_that_question_shows()
+        if is_event_stream(headers) and not self._holding:
+            self._watch = StreamWatch()
 
     def on_data(self, data: bytes) -> None:
-        if self._status == 429 or self._status >= 500:
+        if self._holding:
             self._hold(data)
             return
+        passed = data if self._filter is None else self._filter.take(data)
         if self._relaying:
-            self._exchange.write(data)
-        else:
-            self._start_relaying(data)
+            self._exchange.write(passed)
+        elif passed:
+            self._start_relaying(passed)
         watch = self._watch
         if watch is None:
             self._count(data)
@@ -252,12 +281,18 @@ class ClientRequest:
 
     def on_end(self) -> None:
         self._call = None
-        if self._status == 429 or self._status >= 500:
+        if self._holding and self._filter is not None and speaks_of_question(b"".join(self._held)):
+            self._ask_as_sent()
+            return
+        if is_for_router(self._status):
             fault = Fault.BACK_PRESSURE if self._status in BACK_PRESSURE_STATUS else Fault.SERVER_ERROR
             self._fail(fault, "", http_status=self._status, retry_after=retry_after_s(self._upstream_headers))
             return
+        rest = b"".join(self._held) if self._filter is None or self._holding else self._filter.rest()
         if not self._relaying:
-            self._start_relaying(b"")
+            self._start_relaying(rest)
+        elif rest:
+            self._exchange.write(rest)
         self._exchange.finish()
         gaps_ms = () if self._watch is None else tuple(self._watch.gaps_ms)
         self._around.host.feed(RequestFinished(self._request_id, self._status, self._usage(), gaps_ms))
@@ -285,6 +320,7 @@ class ClientRequest:
         self._upstream_headers = []
         self._held = []
         self._held_bytes = 0
+        self._holding = False
         self._counted = []
         self._counted_bytes = 0
         self._watch = None
@@ -307,12 +343,40 @@ class ClientRequest:
         headers = client_headers(self._upstream_headers, self._id_bytes, self._dispatch, self._route)
         self._exchange.start(self._status, headers, first)
 
+    def _passes_edited(self, status: int, headers: list[Header]) -> bool:
+        """Whether the answer to an edited request goes on; False when it was asked for again as it was sent."""
+        if status >= 400:
+            self._holding = True  # until it is known whether it is about our question
+        elif not is_event_stream(headers):
+            self._filter = None
+        elif not editable(headers):
+            self.cancel()
+            self._learn_that_question_shows()
+            self._ask_as_sent()
+            return False
+        return True
+
+    def _ask_as_sent(self) -> None:
+        assert self._route is not None and self._dispatch is not None and not self._relaying
+        self._filter = None
+        self._second_asking = True
+        self._ask(self._route, self._dispatch, self._body)
+
+    def _learn_that_question_shows(self) -> None:
+        """Of two requests that differ in the question only, the one without it was answered."""
+        assert self._route is not None
+        self._route.learned.counts_unasked = False
+
     def _hold(self, data: bytes) -> None:
         self._held_bytes += len(data)
+        self._held.append(data)
         if self._held_bytes <= MAX_HELD_BYTES:
-            self._held.append(data)
-        else:
-            self._held = []  # no error message is that long
+            return
+        if not is_for_router(self._status):
+            self._holding = False
+            self._filter = None
+            self._start_relaying(b"".join(self._held))
+        self._held = []  # no error message is that long
 
     def _count(self, data: bytes) -> None:
         """A whole answer is read for its counts at its end, unless it is so large that none are to be expected."""
@@ -325,7 +389,8 @@ class ClientRequest:
     def _usage(self) -> Usage:
         assert self._route is not None
         if self._watch is not None:
-            return self._route.connector.usage_from_sse(self._watch.tail())
+            taken_out = b"" if self._filter is None else self._filter.usage_event
+            return self._route.connector.usage_from_sse(taken_out or self._watch.tail())
         if self._status >= 400 or not self._counted:
             return Usage()
         return self._route.connector.usage_from_body(b"".join(self._counted))
@@ -344,6 +409,11 @@ class ClientRequest:
                 relayed=self._relaying,
             )
         )
+
+
+def is_for_router(status: int) -> bool:
+    """An answer that another worker may better: the router decides before anything of it passes."""
+    return status == 429 or status >= 500
 
 
 def error_body(message: str, kind: str, code: int) -> bytes:

@@ -23,6 +23,7 @@ class _Tokenized(Struct):
 
 class VllmConnector:
     name = "vllm"
+    counts_streams = True
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
         return await describe.describe(session, url, headers, engine=self.name)
