@@ -80,7 +80,11 @@ def test_bad_values_unsupported_ones_and_unreadable_files(run: Any) -> None:
         "  not supported in this version; supported: `false`\n"
     )
     assert run("show", "-c", "absent.toml").stderr == (
-        "error: cannot read the configuration file `absent.toml`\n  No such file or directory\n"
+        "error: cannot read the configuration file `absent.toml` (from `--config`)\n  No such file or directory\n"
+    )
+    assert run("show", "--worker", "http://a", "--worker", "http://A:80/v1").stderr == (
+        "error: two workers have the url `http://a` (from `--worker`)\n"
+        "  legal: each worker has a name and a url of its own\n"
     )
     assert run("show", env={"KVRELAY_WORKERS": '[{"name": "a"}]'}).stderr == (
         "error: `workers[0].url` is missing (from environment KVRELAY_WORKERS)\n  legal: every entry has its `url`\n"

@@ -136,6 +136,16 @@ def test_a_killed_command_takes_its_workers_along(runs: list[Run]) -> None:
             "error: `--workers` is `0` (from the command line)\n  legal: 1 to 64\n",
         ),
         (
+            ("--port", "65534", "--workers", "3"),
+            "error: `--port` is `65534` (from the command line)\n"
+            "  legal: 0 to 65533, because the ports of 3 workers follow one another\n",
+        ),
+        (
+            ("--fault", "x"),
+            "error: `--fault` is `x` (from the command line)\n"
+            '  not JSON: Expecting value: line 1 column 1 (char 0); legal: {"kind": "delay", "ms": 200}\n',
+        ),
+        (
             ("--fault", '{"kind": "dlay"}'),
             'error: `--fault` is `{"kind": "dlay"}` (from the command line)\n'
             "  unknown fault kind `dlay`; known: delay, refuse, 429, 503, 500, hang, die_after_chunks, garbage, "

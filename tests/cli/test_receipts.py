@@ -128,6 +128,11 @@ def test_tail_and_explain_ask_a_running_gateway(router: str, tmp_path: Path) -> 
         "  a running gateway keeps only the last receipts in memory\n"
         "hint: look into the receipt file with `--file`\n"
     )
+    assert run("tail", "--router", f"{router}/elsewhere").stderr == (
+        "error: cannot use the receipts\n"
+        f"  {router}/elsewhere/admin/receipts?limit=10 answered 404: that is no admin port of a gateway"
+        " (8001 unless set otherwise)\n"
+    )
 
 
 @pytest.mark.covers("RC-15")
@@ -138,6 +143,11 @@ def test_explain_by_line_and_by_request_id(file: Path) -> None:
     as_json = json.loads(run("explain", f"{file}:2", "--json").stdout)
     assert (as_json["stale_index_tokens"], as_json["terms_add_up"]) == (64, True)
     assert as_json["receipt"]["request_id"] == "r-1"
+    assert run("explain", "r-77", "--file", str(file)).stderr == (
+        f"error: no receipt `r-77` in {file}\n"
+        "  older receipts are in the rotated files beside it (.1 is the newest of them)\n"
+        f"hint: kvrelay receipts tail {file} shows the ids of its last receipts\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,9 +155,12 @@ def test_explain_by_line_and_by_request_id(file: Path) -> None:
     [
         (["tail"], "error: nowhere to look for receipts\n"),
         (["explain", "r-1"], "error: nowhere to look for receipts\n"),
-        (["tail", "absent.jsonl"], "error: cannot use the receipts\n  [Errno 2] No such file"),
-        (["tail", "--router", "http://127.0.0.1:1"], "error: cannot use the receipts\n  http://127.0.0.1:1: "),
-        (["reconcile", "absent.jsonl"], "error: cannot use the input\n  [Errno 2] No such file"),
+        (["tail", "absent.jsonl"], "error: cannot use the receipts\n  absent.jsonl: No such file or directory\n"),
+        (
+            ["tail", "--router", "http://127.0.0.1:1"],
+            "error: cannot use the receipts\n  http://127.0.0.1:1: Connection refused\n",
+        ),
+        (["reconcile", "absent.jsonl"], "error: cannot use the input\n  absent.jsonl: No such file or directory\n"),
     ],
 )
 def test_what_cannot_be_used_is_said(arguments: list[str], message: str) -> None:
@@ -161,6 +174,14 @@ def test_a_line_that_is_no_receipt_is_named(file: Path) -> None:
     result = run("reconcile", str(file))
     assert result.exit_code == 2
     assert f"{file}:2: Object missing required field `request_id`" in result.stderr
+
+
+def test_a_page_that_has_no_metrics_is_named(file: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.txt"
+    page.write_text("hello\n")
+    result = run("reconcile", str(file), "--metrics", str(page))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: cannot use the input\n  {page} is no metrics page: ")
 
 
 @pytest.mark.covers("RC-12", "RC-16")

@@ -25,7 +25,7 @@ def test_formats_are_told_apart_and_the_digest_is_of_the_unpacked_bytes(tmp_path
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (b"", "neither of the known formats"),
+        (b"", "an empty file"),
         (b"a,b,c\n1,2,3\n", "neither of the known formats"),
         (gzip.compress(ROW)[:-9], "damaged gzip"),
     ],

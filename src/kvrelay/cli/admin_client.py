@@ -31,8 +31,13 @@ class AdminClient:
     def receipts(self, limit: int) -> list[Receipt]:
         """The last receipts, newest first."""
         path = f"/admin/receipts?limit={limit}"
+        body = self._get(path)
+        if body is None:
+            raise AdminUnavailable(
+                f"{self.url}{path} answered 404: that is no admin port of a gateway (8001 unless set otherwise)"
+            )
         try:
-            return msgspec.json.decode(self._get(path) or b"", type=_Receipts).receipts
+            return msgspec.json.decode(body, type=_Receipts).receipts
         except msgspec.DecodeError as error:
             raise AdminUnavailable(f"{self.url}{path} answered something else: {error}") from error
 
@@ -54,7 +59,11 @@ class AdminClient:
             error.close()
             if error.code == 404:
                 return None
-            raise AdminUnavailable(f"{self.url}{path} answered {error.code}") from error
+            remedy = "; the file with its token is named by `--admin-token-file`" if error.code == 401 else ""
+            raise AdminUnavailable(f"{self.url}{path} answered {error.code}{remedy}") from error
+        except urllib.error.URLError as error:
+            reason = error.reason.strerror if isinstance(error.reason, OSError) else error.reason
+            raise AdminUnavailable(f"{self.url}: {reason or error.reason}") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise AdminUnavailable(f"{self.url}: {error}") from error
 

@@ -46,15 +46,15 @@ def demo(
     _finish(run, out, as_json=json)
 
 
-def load_trace(path: Path | None) -> Any:
-    """Ends the process with a message when the file is not a trace."""
+def load_trace(path: Path | None, *, bundled: str = "without `--trace`") -> Any:
+    """Ends the process with a message when the file is not a trace; `bundled` says how to do without one."""
     from kvrelay.core.traces.trace import TraceError
     from kvrelay.lab.replay.trace_file import bundled_trace, read_trace
 
     try:
         return bundled_trace() if path is None else read_trace(path)
     except OSError as problem:
-        messages.fail(messages.unreadable_file("trace", path, problem.strerror or str(problem)))
+        messages.fail(messages.unreadable_trace(path, problem.strerror or str(problem), bundled=bundled))
     except TraceError as problem:
         messages.fail(messages.bad_trace(path, problem.line, problem.found, problem.legal))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import re
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
@@ -68,7 +70,15 @@ def _config_problem(problem: Problem) -> str:
             lines = [f"error: `{problem.key}` is `{problem.received}` (from {problem.source})"]
             lines.append(f"  not supported in this version; supported: {problem.legal}")
         case "unreadable":
-            lines = [f"error: cannot read the configuration file `{problem.key}`", f"  {problem.legal}"]
+            lines = [
+                f"error: cannot read the configuration file `{problem.key}` (from {problem.source})",
+                f"  {problem.legal}",
+            ]
+        case "duplicate":
+            lines = [
+                f"error: two workers have the {problem.received} (from {problem.source})",
+                f"  legal: {problem.legal}",
+            ]
         case "missing":
             lines = [f"error: `{problem.key}` is missing (from {problem.source})", f"  legal: {problem.legal}"]
         case _:
@@ -78,12 +88,20 @@ def _config_problem(problem: Problem) -> str:
     return "\n".join(lines)
 
 
-def unknown_receipt(request_id: str, *, source: str) -> str:
-    """No receipt with that id where it was looked for."""
+def receipt_not_in_memory(request_id: str, *, router: str) -> str:
+    """The gateway does not have it, or not any more."""
     return (
-        f"error: no receipt `{request_id}` in {source}\n"
+        f"error: no receipt `{request_id}` in {router}\n"
         "  a running gateway keeps only the last receipts in memory\n"
         "hint: look into the receipt file with `--file`"
+    )
+
+
+def receipt_not_in_file(request_id: str, *, file: object) -> str:
+    return (
+        f"error: no receipt `{request_id}` in {file}\n"
+        "  older receipts are in the rotated files beside it (.1 is the newest of them)\n"
+        f"hint: kvrelay receipts tail {file} shows the ids of its last receipts"
     )
 
 
@@ -96,9 +114,16 @@ def no_receipt_source() -> str:
     )
 
 
-def unusable_input(what: str, reason: str) -> str:
+def unusable_input(what: str, problem: Exception) -> str:
     """A file or an answer could not be read or is not what it should be."""
-    return f"error: cannot use {what}\n  {reason}"
+    return f"error: cannot use {what}\n  {_reason(problem)}"
+
+
+def _reason(problem: Exception) -> str:
+    """An error of the system without its number, and with the file that it is about."""
+    if not isinstance(problem, OSError) or problem.strerror is None:
+        return str(problem)
+    return problem.strerror if problem.filename is None else f"{problem.filename}: {problem.strerror}"
 
 
 def say(message: str) -> None:
@@ -139,8 +164,9 @@ def bad_fault(received: str, detail: str) -> str:
 STOPPED = "stopped: every process of the run has ended; what was measured so far is in the output folder"
 
 
-def unreadable_file(what: str, path: object, reason: str) -> str:
-    return f"error: cannot read {what} `{path}`: {reason}\nhint: without `--trace` the bundled agent sessions are used"
+def unreadable_trace(path: object, reason: str, *, bundled: str) -> str:
+    """`bundled` is how this command is told to use the trace that comes with the package."""
+    return f"error: cannot read trace `{path}`: {reason}\nhint: {bundled} the bundled agent sessions are used"
 
 
 def bad_trace(path: object, line: int, found: str, legal: str) -> str:
@@ -238,8 +264,13 @@ def unsafe_listener(detail: str) -> str:
     )
 
 
-def gateway_did_not_start(detail: str) -> str:
+def gateway_did_not_start(problem: Exception) -> str:
+    """An address is the usual reason, and the only one for which other ports are a remedy."""
+    if not isinstance(problem, OSError) or problem.errno != errno.EADDRINUSE:
+        return f"error: the gateway could not start: {_reason(problem)}"
+    address = re.search(r"\('(?P<host>[^']+)', (?P<port>\d+)", str(problem))
+    where = f"{address['host']}:{address['port']}" if address else "an address"
     return (
-        f"error: the gateway could not start: {detail}\n"
-        "hint: if an address is in use, take free ports with `--port 0 --admin-port 0`"
+        f"error: the gateway could not start: {where} is in use by another process\n"
+        "hint: name other ports with `--port` and `--admin-port`; 0 takes free ones"
     )

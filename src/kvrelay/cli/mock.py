@@ -20,7 +20,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 DEFAULT_PORT = 8100
 MAX_WORKERS = 64
+MAX_PORT = 65_535
 OPTION_OF_MEMBER = {"block_size_tokens": "--block-size", "replay_buffer_batches": "--replay-buffer"}
+EXAMPLE_FAULT = '{"kind": "delay", "ms": 200}'
 EPILOG = "Example: kvrelay mock --workers 4 --port 0 --json"
 
 
@@ -61,7 +63,7 @@ def mock(
     seed: Annotated[int, typer.Option(help="Chance of faults that have a probability.")] = 0,
     drain_s: Annotated[float, typer.Option(help="How long running requests may go on after SIGTERM.")] = 30.0,
     fault: Annotated[
-        list[str] | None, typer.Option(help='A fault from the start, e.g. \'{"kind": "delay", "ms": 200}\'.')
+        list[str] | None, typer.Option(help=f"A fault from the start, e.g. '{EXAMPLE_FAULT}'; may be repeated.")
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Start a worker again when it ends.")] = False,
     insecure: Annotated[
@@ -75,6 +77,9 @@ def mock(
     """
     if not 1 <= workers <= MAX_WORKERS:
         messages.fail(messages.bad_value("--workers", workers, f"1 to {MAX_WORKERS}", source="the command line"))
+    if port <= MAX_PORT < port + workers - 1:
+        legal = f"0 to {MAX_PORT - workers + 1}, because the ports of {workers} workers follow one another"
+        messages.fail(messages.bad_value("--port", port, legal, source="the command line"))
     template = MockSpec(
         name=name_prefix,
         host=host,
@@ -110,7 +115,9 @@ def _read_faults(texts: list[str]) -> tuple[dict[str, Any], ...]:
         try:
             received = json.loads(text)
             parse_fault(received if isinstance(received, dict) else {})
-        except (json.JSONDecodeError, FaultError) as error:
+        except json.JSONDecodeError as error:
+            messages.fail(messages.bad_fault(text, f"not JSON: {error}; legal: {EXAMPLE_FAULT}"))
+        except FaultError as error:
             messages.fail(messages.bad_fault(text, str(error)))
         faults.append(received)
     return tuple(faults)

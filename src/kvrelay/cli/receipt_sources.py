@@ -77,14 +77,14 @@ def find_receipt(target: str, file: Path | None, client: AdminClient | None) -> 
         return _at_line(Path(path), int(line))
     if file is not None:
         found = next((receipt for receipt in read_receipts(file) if receipt.request_id == target), None)
-        where = str(file)
+        absent = messages.receipt_not_in_file(target, file=file)
     elif client is not None:
         found = client.receipt(target)
-        where = client.url
+        absent = messages.receipt_not_in_memory(target, router=client.url)
     else:
         messages.fail(messages.no_receipt_source())
     if found is None:
-        messages.fail(messages.unknown_receipt(target, source=where))
+        messages.fail(absent)
     return found
 
 

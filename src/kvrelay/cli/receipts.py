@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def tail(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(messages.OK) from None
     except (BadReceipt, AdminUnavailable, OSError) as error:
-        messages.fail(messages.unusable_input("the receipts", str(error)))
+        messages.fail(messages.unusable_input("the receipts", error))
 
 
 @app.command(name="explain", epilog="Example: kvrelay receipts explain runs/receipts.jsonl:17")
@@ -76,7 +77,7 @@ def explain_command(
     try:
         receipt = find_receipt(target, file, AdminClient(router, token_file) if router is not None else None)
     except (BadReceipt, AdminUnavailable, OSError) as error:
-        messages.fail(messages.unusable_input("the receipts", str(error)))
+        messages.fail(messages.unusable_input("the receipts", error))
     sys.stdout.write((_explained_json(receipt) if as_json else explain(receipt)) + "\n")
 
 
@@ -95,7 +96,7 @@ def reconcile_command(
         receipts = [receipt for file in files for receipt in read_receipts(file)]
         comparisons = _against_metrics(receipts, metrics, metrics_before)
     except (BadReceipt, OSError, ValueError) as error:
-        messages.fail(messages.unusable_input("the input", str(error)))
+        messages.fail(messages.unusable_input("the input", error))
     report = _report(receipts, comparisons)
     sys.stdout.write((msgspec.json.encode(report).decode() if as_json else _report_text(report)) + "\n")
     raise SystemExit(_exit_code(report))
@@ -144,8 +145,14 @@ def _explained_json(receipt: Receipt) -> str:
 def _against_metrics(receipts: list[Receipt], after: Path | None, before: Path | None) -> list[Comparison]:
     if after is None:
         return []
-    before_totals = totals_of_page(before.read_text(encoding="utf-8")) if before is not None else None
-    return compare(receipts, totals_of_page(after.read_text(encoding="utf-8")), before_totals)
+    return compare(receipts, _totals(after), _totals(before) if before is not None else None)
+
+
+def _totals(page: Path) -> Mapping[str, float]:
+    try:
+        return totals_of_page(page.read_text(encoding="utf-8"))
+    except ValueError as problem:
+        raise ValueError(f"{page} is no metrics page: {problem}") from problem
 
 
 def _report(receipts: list[Receipt], comparisons: list[Comparison]) -> dict[str, Any]:

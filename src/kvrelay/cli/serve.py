@@ -64,10 +64,8 @@ def run(config: Config, *, as_json: bool) -> None:
             runner.run(_serve(config, as_json))
     except UnsafeListener as problem:
         messages.fail(messages.unsafe_listener(str(problem)))
-    except OSError as problem:
-        messages.fail(messages.gateway_did_not_start(problem.strerror or str(problem)))
-    except (ImportError, ValueError) as problem:
-        messages.fail(messages.gateway_did_not_start(str(problem)))
+    except (OSError, ImportError, ValueError) as problem:
+        messages.fail(messages.gateway_did_not_start(problem))
 
 
 async def _serve(config: Config, as_json: bool) -> None:

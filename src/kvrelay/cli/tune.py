@@ -39,7 +39,7 @@ def tune(
 
     if (trace is None) != demo:
         messages.fail(messages.tune_needs_one_trace())
-    source = load_trace(trace)
+    source = load_trace(trace, bundled="with `--demo`")
     vectors = [weight_vector(text) for text in weights] or DEFAULT_VECTORS
     settings = settings_for(source.trace, workers=workers, repeats=repeats, policies=("cache_load",), seed=seed)
     make_folder(out)

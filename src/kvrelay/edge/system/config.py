@@ -49,6 +49,7 @@ __all__ = [
 ENV_PREFIX = "KVRELAY_"
 DEFAULT_FILE = "kvrelay.toml"
 DEFAULT_SOURCE = "default"
+PLAIN_WORDS = {"a valid integer": "a whole number", "a valid number": "a number", "a valid boolean": "true or false"}
 FLAG_NAMES = {"workers": "--worker"}  # every other flag is spelt like the last word of its key
 
 
@@ -71,13 +72,11 @@ class Config(Section):
     @field_validator("workers")
     @classmethod
     def _workers_differ(cls, workers: tuple[WorkerConfig, ...]) -> tuple[WorkerConfig, ...]:
-        for attribute in ("name", "url"):
+        for attribute in ("url", "name"):
             values = [getattr(worker, attribute) for worker in workers]
             twice = sorted({value for value in values if values.count(value) > 1})
             if twice:
-                raise PydanticCustomError(
-                    "duplicate", "{what} {values} is given to two workers", {"what": attribute, "values": twice[0]}
-                )
+                raise PydanticCustomError("duplicate", "{what} `{value}`", {"what": attribute, "value": twice[0]})
         return workers
 
     def source_of(self, dotted: str) -> str:
@@ -88,7 +87,7 @@ class Config(Section):
 class Problem(Struct, frozen=True):
     """One thing that is wrong with the configuration."""
 
-    kind: str  # unknown_key | bad_value | missing | unsupported | unreadable
+    kind: str  # unknown_key | bad_value | missing | unsupported | duplicate | unreadable
     key: str
     source: str
     received: str = ""
@@ -184,16 +183,15 @@ class _Layers:
         try:
             table = tomllib.loads(file.read_text(encoding="utf-8"))
         except OSError as error:
-            self.problems.append(
-                Problem("unreadable", str(file), "the command line", legal=error.strerror or str(error))
-            )
+            self._unreadable(path, error.strerror or str(error))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            self._unreadable(file, f"not TOML: {error}")
+            self._unreadable(path, f"not TOML: {error}")
         else:
             self._merge(table, str(file))
 
-    def _unreadable(self, file: Path, reason: str) -> None:
-        self.problems.append(Problem("unreadable", str(file), str(file), legal=reason))
+    def _unreadable(self, path: Path | str | None, reason: str) -> None:
+        source = "the working directory" if path is None else "`--config`"
+        self.problems.append(Problem("unreadable", str(path or DEFAULT_FILE), source, legal=reason))
 
     def add_environment(self, env: Mapping[str, str]) -> None:
         for variable in sorted(name for name in env if name.startswith(ENV_PREFIX)):
@@ -267,9 +265,13 @@ def _problem(details: ErrorDetails, layers: _Layers) -> Problem:
             assert info is not None, dotted
             near = difflib.get_close_matches(received, [str(name) for name in get_args(info.annotation)], n=1)
             return Problem("bad_value", dotted, source, received, legal_values(info), nearest=near[0] if near else None)
+        case "duplicate":
+            return Problem(
+                "duplicate", dotted, source, details["msg"], legal="each worker has a name and a url of its own"
+            )
         case _:
-            message = details["msg"].removeprefix("Input should be ")
-            return Problem("bad_value", dotted, source, received, legal=message)
+            legal = details["msg"].removeprefix("Input should be ").partition(", unable to")[0]
+            return Problem("bad_value", dotted, source, received, PLAIN_WORDS.get(legal, legal))
 
 
 def _unknown_key(loc: tuple[int | str, ...], dotted: str, source: str) -> Problem:

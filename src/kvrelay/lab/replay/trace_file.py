@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 from importlib import resources
 from pathlib import Path
 
@@ -43,16 +44,18 @@ def read_trace(path: Path) -> TraceFile:
     elif b'"hash_ids"' in first or b'"input_length"' in first:
         kind, trace = "mooncake", read_mooncake(lines)
     else:
+        found = "neither of the known formats" if first else "an empty file"
         legal = "agent sessions (`requests` with `hash_ids`) or Mooncake rows (`timestamp`, `input_length`, `hash_ids`)"
-        raise TraceError(1, "neither of the known formats", legal)
+        raise TraceError(1, found, legal)
     return TraceFile(path.name, hashlib.sha256(plain).hexdigest(), kind, trace)
 
 
 def _unpack(packed: bytes) -> bytes:
+    """Reads no further than the limit: a small file can hold more than the memory does."""
     try:
-        plain = gzip.decompress(packed)
+        plain = gzip.GzipFile(fileobj=io.BytesIO(packed)).read(MAX_TRACE_BYTES + 1)
     except (OSError, EOFError) as problem:
         raise TraceError(1, f"a damaged gzip file ({problem})", "a whole gzip file") from problem
     if len(plain) > MAX_TRACE_BYTES:
-        raise TraceError(1, f"{len(plain)} bytes unpacked", f"at most {MAX_TRACE_BYTES}")
+        raise TraceError(1, "more than that after unpacking", f"at most {MAX_TRACE_BYTES} bytes")
     return plain
