@@ -361,6 +361,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        del self._parser  # it holds our callbacks, and so us: a cycle that would wait for the collector
         call, self._call = self._call, None
         if call is None:
             self._pool.lost_idle(self)

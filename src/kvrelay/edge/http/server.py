@@ -169,6 +169,7 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        del self._parser  # it holds our callbacks, and so us: a cycle that would wait for the collector
         self._server.connections.pop(self, None)
         self._client_left()
 
