@@ -117,15 +117,18 @@ async def test_a_key_decides_the_tenant_and_stays_here(tmp_path: Path) -> None:
         assert (await client.post({}, "/health"))[0] == 200
 
 
-async def test_a_workers_own_key_is_sent_to_it_alone(tmp_path: Path) -> None:
-    key_file = tmp_path / "key"
+async def test_a_workers_own_key_is_sent_to_it_for_clients_that_showed_one_of_ours(tmp_path: Path) -> None:
+    key_file, keys = tmp_path / "key", tmp_path / "keys"
     key_file.write_text("worker-key\n")
+    keys.write_text("our-key\n")
     worker = ScriptedWorker("a")
     await worker.start()
     workers = {"workers": [{"name": "a", "url": worker.url, "adapter": "vllm", "api_key_file": key_file}]}
-    async with running(worker, **workers) as gateway, client_of(gateway) as client:
-        await client.post(token_body(), Authorization="Bearer clients-own")
-        assert worker.requests[0].header(b"authorization") == b"Bearer worker-key"
+    tenants = {"tenants": {"acme": {"api_keys_file": str(keys)}}}
+    async with running(worker, **workers, **tenants) as gateway, client_of(gateway) as client:
+        assert (await client.post(token_body(), Authorization="Bearer clients-own"))[0] == 401
+        assert (await client.post(token_body(), Authorization="Bearer our-key"))[0] == 200
+        assert [seen.header(b"authorization") for seen in worker.requests] == [b"Bearer worker-key"]
         assert "worker-key" not in str(await client.admin("GET", "/admin/workers"))
 
 

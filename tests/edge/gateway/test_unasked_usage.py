@@ -40,6 +40,10 @@ def edited(body: bytes) -> bytes | None:
             b'{"stream":true,"stream_options":{"continuous_usage_stats":true,"include_usage":false},"n":1}',
             b'{"stream":true,"stream_options":{"include_usage":true},"n":1}',
         ),
+        (
+            b'{"tools":[{"stream_options":null,"name":"stream_options"}],"stream":true,"stream_options":null}',
+            b'{"tools":[{"stream_options":null,"name":"stream_options"}],"stream":true,"stream_options":{"include_usage":true}}',
+        ),
     ],
 )
 def test_the_question_is_put_into_the_text_and_nothing_else_moves(body: bytes, asked: bytes) -> None:
@@ -59,9 +63,8 @@ def test_the_question_is_put_into_the_text_and_nothing_else_moves(body: bytes, a
         b'{"stream":true,"stream_options":{"include_usage":0}}',
         b'{"stream":true,"stream_options":{"include_usage":false,"other":1}}',
         b'{"stream":true,"stream_options":"no"}',
-        b'{"stream":true,"stream_options":null,"stream_options":{"include_usage":false}}',
         b'{"stream":true,"stream\\u005foptions":null}',
-        b'{"stream":true,"stream_options":null,"tools":[{"stream_options":null}]}',
+        b'{"stream":true,"stream_options":null,"stream_options":{"include_usage":false}}',
         b'{"stream":true,"stream\\u005foptions":null,"tools":[{"stream_options":null}]}',
         b'[{"stream":true}]',
         b"",

@@ -131,7 +131,6 @@ def worker_request(
             target.encode("latin-1"),
             route.host_line,
             *forwarded,
-            route.authorization_line or b"",
             extra,
             length,
             CRLF,

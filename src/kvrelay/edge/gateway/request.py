@@ -229,8 +229,12 @@ class ClientRequest:
     def pass_through(self) -> None:
         assert self._dispatch is not None and self._route is not None
         headers = client_headers(self._upstream_headers, self._id_bytes, self._dispatch, self._route)
-        body = b"".join(self._held)
-        self._exchange.respond(self._status, [each for each in headers if each[0].lower() != b"content-length"], body)
+        if self._held_bytes > MAX_HELD_BYTES:  # nothing of it was kept
+            undeclared = [each for each in headers if each[0].lower() != b"content-length"]
+            self._exchange.respond(self._status, undeclared, b"")
+            return
+        self._exchange.start(self._status, headers, b"".join(self._held))
+        self._exchange.finish()
 
     def break_off(self, effect: BreakOff) -> None:
         self.cancel()
@@ -326,11 +330,12 @@ class ClientRequest:
         self._watch = None
 
     def _extra_lines(self, route: Route, effect: Dispatch) -> bytes:
+        """A gateway without keys of its own lends nobody the worker's: it passes on what its clients bring."""
         lines = b""
-        if route.authorization_line is None and self._around.forwards_credentials:
-            credential = self._head.authorization
-            if credential is not None:
-                lines += b"authorization: %b\r\n" % credential
+        if not self._around.forwards_credentials:
+            lines = route.authorization_line or b""
+        elif self._head.authorization is not None:
+            lines = b"authorization: %b\r\n" % self._head.authorization
         if self._head.request_id is None:
             lines += b"x-request-id: %b\r\n" % self._id_bytes
         if effect.rank is not None:

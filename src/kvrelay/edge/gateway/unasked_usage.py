@@ -14,12 +14,14 @@ What cannot be edited without doubt is left alone, and the receipt says that the
 from __future__ import annotations
 
 import re
+from itertools import islice
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from kvrelay.edge.http.heads import Header
 
+MAX_PLACES = 4  # members of this name, the body's own one among them
 MAX_HELD_BYTES = 16 * 1024  # no event with counts is that long
 
 _QUESTION = b'{"include_usage":true}'
@@ -66,21 +68,25 @@ def leaves_usage_out(stream_options: Raw | UnsetType) -> bool:
 def asking(body: bytes, stream_options: bytes | None) -> bytes | None:
     """The body with the question in it. `stream_options` is what `leaves_usage_out` was asked about, None if absent.
 
-    None: the place cannot be found without doubt.
+    None: the place was not found.
     """
     if stream_options is None:
         end = body.rfind(b"}")
         return b"".join((body[:end], b",", _NAME, b":", _QUESTION, body[end:]))
     member = re.compile(re.escape(_NAME) + rb"\s*:\s*" + re.escape(stream_options))
-    places = [*member.finditer(body)]
-    if len(places) != 1 or body.count(_NAME) != 1:
-        return None
-    end = places[0].end()
-    edited = body[: end - len(stream_options)] + _QUESTION + body[end:]
+    for place in islice(member.finditer(body), MAX_PLACES):
+        edited = body[: place.end() - len(stream_options)] + _QUESTION + body[place.end() :]
+        if _asks(edited):
+            return edited
+    return None
+
+
+def _asks(body: bytes) -> bool:
+    """Whether it was the body's own member that was edited, and not one of the same name further inside."""
     try:
-        return edited if _decode_body(edited).stream_options.include_usage else None
+        return _decode_body(body).stream_options.include_usage
     except msgspec.DecodeError:
-        return None
+        return False
 
 
 def speaks_of_question(answer: bytes) -> bool:

@@ -201,7 +201,11 @@ class WorkerConfig(Section):
         le=1_000_000,
     )
     role: Annotated[RoleName, _only("both")] = key("both", "Part of the work it takes.", "Only `both` so far.")
-    api_key_file: Path | None = key(None, "File with the key that the worker wants.", "Sent to this worker only.")
+    api_key_file: Path | None = key(
+        None,
+        "File with the key that the worker wants.",
+        "Shown to this worker only: in our own calls, and for clients that have a tenant's key; others bring theirs.",
+    )
     events: Annotated[str, AfterValidator(_event_endpoint)] = key(
         "auto",
         "Where its KV events are published.",
