@@ -125,8 +125,23 @@ def test_manifest_digest_covers_what_was_stated_before_the_run(monkeypatch: pyte
     assert {receipt.manifest_digest for receipt in MEASURED.receipts()} == {MEASURED.manifest.digest}
 
 
-def test_telling_receipt_is_the_cache_aware_policys_biggest_surprise() -> None:
+def test_telling_receipt_is_the_cache_aware_policys_biggest_hit() -> None:
     receipt = telling_receipt(MEASURED)
 
     assert receipt is not None and receipt.policy == "cache_load"
-    assert (receipt.matched_tokens_at_route or 0) > (receipt.actual_cached_tokens or 0)
+    assert receipt.actual_cached_tokens == max(
+        one.actual_cached_tokens or 0 for one in MEASURED.receipts() if one.policy == "cache_load"
+    )
+
+
+def test_a_hit_on_a_busier_worker_tells_more_than_a_bigger_one_on_the_least_busy() -> None:
+    arm = next(data for data in MEASURED.arms if data.arm.policy == "cache_load")
+    small = min((one for one in arm.receipts.values() if one.actual_cached_tokens), key=lambda one: one.arrived_ms or 0)
+    chosen = msgspec.structs.replace(small.candidates[0], load={"active_prefill_tokens": 900.0})
+    idle = msgspec.structs.replace(chosen, worker="idle", load={})
+    against_load = msgspec.structs.replace(small, candidates=(chosen, idle))
+    changed = msgspec.structs.replace(arm, receipts={**arm.receipts, small.request_id: against_load})
+    arms = tuple(changed if data is arm else data for data in MEASURED.arms)
+
+    receipt = telling_receipt(msgspec.structs.replace(MEASURED, arms=arms))
+    assert receipt is not None and receipt.request_id == small.request_id

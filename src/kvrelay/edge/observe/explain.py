@@ -5,28 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from kvrelay.core.model.units import RouteReason
+from kvrelay.core.model.units import FallbackReason
 from kvrelay.core.receipts.receipt import Attempt, Candidate, Receipt
 from kvrelay.core.receipts.reconcile import stale_index_tokens
+from kvrelay.edge.observe.receipt_words import GATES, REASONS, TERMS
 
-REASONS: dict[RouteReason, str] = {
-    RouteReason.ROUND_ROBIN: "it was the next one in turn",
-    RouteReason.RANDOM: "it was drawn at random",
-    RouteReason.LEAST_LOAD: "it had the least load",
-    RouteReason.STICKY_FIRST: "the session was new and it was the next one in turn",
-    RouteReason.STICKY_BOUND: "the session is bound to it",
-    RouteReason.STICKY_NO_SESSION: "the request named no session and it was the next one in turn",
-    RouteReason.AFFINITY_BROKEN_UNHEALTHY: "the worker that the session was bound to is not healthy",
-    RouteReason.AFFINITY_BROKEN_UNAVAILABLE: "the worker that the session was bound to could not take it",
-    RouteReason.CACHE_PLUS_LOAD: "cache and load together spoke for it",
-    RouteReason.CACHE_SPILL: "the worker with the better cache was too busy",
-    RouteReason.CACHE_NO_MATCH: "nobody held any of the prompt, so load decided",
-    RouteReason.CACHE_NOT_SCORED: "the prompt could not be matched, so load decided",
-    RouteReason.CACHE_INDEX_UNUSABLE: "no worker's index could match anything, so load decided",
-    RouteReason.TIE_BREAK: "several were equally good, and load or the draw broke the tie",
-    RouteReason.ONLY_CANDIDATE: "it was the only candidate",
-    RouteReason.NOT_ROUTED: "no worker could take it",
-}
 SUM_TOLERANCE = 1e-6
 
 
@@ -70,9 +53,9 @@ def _headline(receipt: Receipt) -> Iterable[str]:
     if receipt.models_payload is False:
         yield "  That worker is a mock: no KV tensor and no real latency stand behind its answers."
     if receipt.spilled_from:
-        yield f"  The better cache was on {receipt.spilled_from}."
-    if receipt.fallback_reason:
-        yield f"  This was not its first choice: {receipt.fallback_reason}."
+        yield f"  The worker that held more of it was {receipt.spilled_from}."
+    if receipt.fallback_reason == FallbackReason.RETRIED_ELSEWHERE:  # the route reason tells all other fallbacks
+        yield f"  That was not its first choice: an earlier attempt failed ({receipt.fallback_reason})."
 
 
 def _outcome(receipt: Receipt) -> str:
@@ -85,25 +68,30 @@ def _outcome(receipt: Receipt) -> str:
 def _prompt(receipt: Receipt) -> Iterable[str]:
     if receipt.unscored_because:
         yield f"  The prompt was not matched against the index: {receipt.unscored_because}."
-    yield (
-        f"  Prompt {_known(receipt.prompt_tokens, 'tokens')}, of which"
-        f" {_known(receipt.eligible_prefix_tokens, 'tokens')}"
-        f" ({_known(receipt.eligible_prefix_blocks, 'full blocks')}) could come from a cache;"
-        f" answer {_known(receipt.completion_tokens, 'tokens')}."
-    )
+    if receipt.prompt_tokens is None:
+        return
+    eligible = ""
+    if receipt.eligible_prefix_tokens is not None:
+        blocks = _known(receipt.eligible_prefix_blocks, "full blocks")
+        eligible = f", of which {_known(receipt.eligible_prefix_tokens, 'tokens')} ({blocks}) could come from a cache"
+    answer = f"; answer of {_known(receipt.completion_tokens, 'tokens')}" if receipt.completion_tokens else ""
+    yield f"  Prompt of {_known(receipt.prompt_tokens, 'tokens')}{eligible}{answer}."
 
 
 def _claim_and_actual(receipt: Receipt) -> Iterable[str]:
-    tiers = ", ".join(f"{tier} {tokens}" for tier, tokens in (receipt.matched_tiers_at_route or {}).items() if tokens)
-    state = f", index {receipt.index_state}" if receipt.index_state else ""
-    yield (
-        f"  Claimed when routing: {_known(receipt.matched_blocks_at_route, 'blocks')},"
-        f" {_known(receipt.matched_tokens_at_route, 'tokens')}{f' ({tiers})' if tiers else ''}{state}."
-    )
-    yield (
-        f"  Hit according to the engine: {_known(receipt.actual_local_hits, 'blocks')},"
-        f" {_known(receipt.actual_cached_tokens, 'tokens')}. {_difference(receipt)}"
-    )
+    tiers = [f"{_number(tokens)} {tier}" for tier, tokens in (receipt.matched_tiers_at_route or {}).items() if tokens]
+    where = f" ({', '.join(tiers)})" if len(tiers) > 1 else ""
+    state = f"; that worker's index was {receipt.index_state}" if receipt.index_state else ""
+    claimed = _tokens_and_blocks(receipt.matched_tokens_at_route, receipt.matched_blocks_at_route)
+    actual = _tokens_and_blocks(receipt.actual_cached_tokens, receipt.actual_local_hits)
+    yield f"  Claimed when routing: {claimed}{where}{state}."
+    yield f"  Hit according to the engine: {actual}. {_difference(receipt)}"
+
+
+def _tokens_and_blocks(tokens: int | None, blocks: int | None) -> str:
+    if tokens is None:
+        return "unknown"
+    return f"{_known(tokens, 'tokens')}, {_known(blocks, 'blocks')}" if tokens else "none"
 
 
 def _difference(receipt: Receipt) -> str:
@@ -112,14 +100,17 @@ def _difference(receipt: Receipt) -> str:
         return "The two cannot be compared."
     if stale == 0:
         return "The claim was exact."
-    return f"The index claimed {stale} tokens too many." if stale > 0 else f"The index missed {-stale} tokens."
+    too_many = f"The index claimed {_known(stale, 'tokens')} too many."
+    return too_many if stale > 0 else f"The index missed {_known(-stale, 'tokens')}."
+
+
+# --- who was compared ------------------------------------------------------------------------------------------------
 
 
 def _candidates(receipt: Receipt) -> Iterable[str]:
     if not receipt.candidates:
         return
-    shown = f"{len(receipt.candidates)} of {receipt.candidates_total}"
-    yield f"  Candidates ({shown}; {_order(receipt.candidates)}):"
+    yield f"  Candidates, {len(receipt.candidates)} of {receipt.candidates_total} ({_order(receipt.candidates)}):"
     for candidate in receipt.candidates:
         chosen = (candidate.worker, candidate.incarnation, candidate.rank) == (
             receipt.chosen_worker,
@@ -127,14 +118,17 @@ def _candidates(receipt: Receipt) -> Iterable[str]:
             receipt.rank,
         )
         yield f"    {'->' if chosen else '  '} {candidate.worker}{_rank(candidate.rank)}{_arithmetic(candidate)}"
-        yield f"         {_matched_and_load(candidate)}"
+        yield f"         {_matched(candidate, receipt)}; {_load(candidate.load)}"
+    yield from _legend(receipt.candidates)
 
 
 def _order(candidates: tuple[Candidate, ...]) -> str:
     names = [name for candidate in candidates for name in candidate.terms]
     if not names:
         return "this policy does not score"
-    return "score in ms, lowest is best" if all(name.endswith("_ms") for name in names) else "highest score is best"
+    if all(name.endswith("_ms") for name in names):
+        return "predicted ms to the first token, the lowest is best"
+    return "score in blocks, the highest is best"
 
 
 def _rank(rank: int | None) -> str:
@@ -142,35 +136,54 @@ def _rank(rank: int | None) -> str:
 
 
 def _arithmetic(candidate: Candidate) -> str:
+    """Terms that add nothing are left out."""
     if candidate.score is None:
         return ""
-    terms = " ".join(_signed(name, value) for name, value in candidate.terms.items()).removeprefix("+ ")
+    terms = " ".join(_signed(name, value) for name, value in candidate.terms.items() if value).removeprefix("+ ")
     doubt = "" if terms_add_up(candidate) else f" (the terms sum to {_number(math.fsum(candidate.terms.values()))}!)"
-    return f": {terms} = {_number(candidate.score)}{doubt}"
-
-
-def _matched_and_load(candidate: Candidate) -> str:
-    matched = ", ".join(f"{tier} {tokens}" for tier, tokens in candidate.matched_tokens.items() if tokens)
-    load = ", ".join(f"{name} {_number(value)}" for name, value in candidate.load.items() if value)
-    return f"matched tokens: {matched or 'none'}; load: {load or 'none'}"
+    return f": {_number(candidate.score)} = {terms or '0'}{doubt}"
 
 
 def _signed(name: str, value: float) -> str:
     return f"{'-' if value < 0 else '+'} {_number(abs(value))} {name}"
 
 
+def _matched(candidate: Candidate, receipt: Receipt) -> str:
+    if receipt.matched_tokens_at_route is None:
+        return "not matched"
+    tiers = [f"{_number(tokens)} tokens in {tier}" for tier, tokens in candidate.matched_tokens.items() if tokens]
+    return f"holds {', '.join(tiers)}" if tiers else "holds none of it"
+
+
+def _load(load: Mapping[str, float]) -> str:
+    """`active_requests: 2` as `2 active requests`: the names carry their unit at the end."""
+    figures = [_known(value, name.replace("_per_s", "/s").replace("_", " ")) for name, value in load.items() if value]
+    return ", ".join(figures) or "no load"
+
+
+def _legend(candidates: tuple[Candidate, ...]) -> Iterable[str]:
+    names = dict.fromkeys(name for candidate in candidates for name, value in candidate.terms.items() if value)
+    for name in names:
+        if name in TERMS:
+            yield f"       {name}: {TERMS[name]}"
+
+
+# --- what came of it -------------------------------------------------------------------------------------------------
+
+
 def _losses(receipt: Receipt) -> Iterable[str]:
     loss = receipt.gate_loss_tokens
     if loss is None:
         return
-    gates: Mapping[str, int] = {
-        "nobody held them (prefix)": loss.prefix,
-        "another worker held them (route)": loss.route,
-        "the worker no longer held them (residency)": loss.residency,
-        "they lay in another tier (transfer)": loss.transfer,
-    }
-    lost = "; ".join(f"{tokens} because {why}" for why, tokens in gates.items() if tokens)
-    yield f"  Eligible tokens that were not hit: {loss.total}{f': {lost}' if lost else ''}."
+    if not loss.total:
+        yield (
+            "  Every token that could be hit was hit." if receipt.eligible_prefix_tokens else "  Nothing could be hit."
+        )
+        return
+    lost = {gate: tokens for gate in GATES if (tokens := getattr(loss, gate))}
+    parts = [f"{_number(tokens)} because {GATES[gate]} ({gate})" for gate, tokens in lost.items()]
+    total = f"{_number(loss.total)}, of them " if len(parts) > 1 else ""
+    yield f"  Tokens that could be hit and were not: {total}{'; '.join(parts)}."
 
 
 def _attempts(attempts: tuple[Attempt, ...]) -> Iterable[str]:
@@ -184,10 +197,13 @@ def _attempts(attempts: tuple[Attempt, ...]) -> Iterable[str]:
 
 
 def _times(receipt: Receipt) -> Iterable[str]:
-    yield (
-        f"  Time to first token {_known(receipt.ttft_ms, 'ms')}, to the end {_known(receipt.e2e_ms, 'ms')};"
-        f" the decision took {_known(receipt.decision_us, 'us')}."
-    )
+    waited = f"Waited {_number(receipt.router_queue_ms)} ms for a place. " if receipt.router_queue_ms else ""
+    first = "" if receipt.ttft_ms is None else f"First token after {_number(receipt.ttft_ms)} ms. "
+    end = "" if receipt.e2e_ms is None else f"End after {_number(receipt.e2e_ms)} ms. "
+    decision = "" if receipt.decision_us is None else f"Deciding took {_number(receipt.decision_us)} us."
+    told = f"{waited}{first}{end}{decision}".strip()
+    if told:
+        yield f"  {told}"
 
 
 def _identity(receipt: Receipt) -> Iterable[str]:
@@ -198,11 +214,13 @@ def _identity(receipt: Receipt) -> Iterable[str]:
 
 
 def _known(value: float | None, unit: str) -> str:
+    if value == 1:
+        unit = unit.removesuffix("s")
     return f"unknown {unit}" if value is None else f"{_number(value)} {unit}"
 
 
 def _number(value: float) -> str:
     """Whole numbers in full, others to four significant digits."""
     if isinstance(value, int) or value == round(value):
-        return str(round(value))
-    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.1f}"
+        return f"{round(value):,}"
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvrelay.core.model.units import RouteReason
-from kvrelay.core.receipts.receipt import Receipt
+from kvrelay.core.receipts.receipt import Candidate, Receipt
 from kvrelay.edge.observe.explain import explain
 from kvrelay.lab.demo.arm import is_primer
 from kvrelay.lab.demo.demo import Measured
@@ -17,17 +16,22 @@ def receipt_in_words(measured: Measured) -> str:
 
 
 def telling_receipt(measured: Measured) -> Receipt | None:
-    """Of the cache-aware policy where it took part: a request that gave up cached tokens for a shorter queue, else
-    one whose claim missed the outcome most, else the biggest hit."""
+    """Of the cache-aware policy where it took part: the biggest hit on a worker that was not the least busy one, so
+    that cache and load spoke against each other; else the biggest hit."""
     receipts = [receipt for receipt in measured.receipts() if not is_primer(receipt)]
     cache_aware = [receipt for receipt in receipts if receipt.policy == TELLING_POLICY]
     return max(cache_aware or receipts, key=_lesson, default=None)
 
 
-def _lesson(receipt: Receipt) -> tuple[int, int, int]:
-    actual = receipt.actual_cached_tokens
-    if actual is None or receipt.gate_loss_tokens is None:
-        return (-1, -1, -1)
-    spilled = receipt.route_reason == RouteReason.CACHE_SPILL
-    given_up_tokens = receipt.gate_loss_tokens.route if spilled else 0
-    return (given_up_tokens, abs((receipt.matched_tokens_at_route or 0) - actual), actual)
+def _lesson(receipt: Receipt) -> tuple[bool, int]:
+    hit_tokens = receipt.actual_cached_tokens or 0
+    return (hit_tokens > 0 and _passed_over_a_less_busy_one(receipt), hit_tokens)
+
+
+def _passed_over_a_less_busy_one(receipt: Receipt) -> bool:
+    chosen, *others = sorted(receipt.candidates, key=lambda one: one.worker != receipt.chosen_worker) or (None,)
+    return chosen is not None and any(_work_tokens(other) < _work_tokens(chosen) for other in others)
+
+
+def _work_tokens(candidate: Candidate) -> float:
+    return candidate.load.get("active_prefill_tokens", 0.0)
