@@ -19,7 +19,7 @@ from kvrelay.edge.fleet.static import UnknownWorker, WorkerExists
 from kvrelay.edge.fleet.view import WorkerView
 from kvrelay.edge.gateway.auth import AdminToken
 from kvrelay.edge.gateway.openai import read_body
-from kvrelay.edge.gateway.scoring import prompt_in_time
+from kvrelay.edge.gateway.scoring import prompt_at_once, prompt_in_time
 from kvrelay.edge.system.config import WorkerConfig
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class Admin:
         return web.Response(body=self._gateway.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _status(self, request: web.Request) -> web.Response:
-        return _json({**msgspec.to_builtins(self._gateway.status()), "gateway": self._gateway.describe()})
+        router = msgspec.to_builtins(self._gateway.status())
+        return _json({**router, "gateway": self._gateway.describe(), "tokens": self._gateway.describe_tokens()})
 
     async def _workers(self, request: web.Request) -> web.Response:
         known = self._known_workers()
@@ -153,8 +154,10 @@ class Admin:
         default = "/v1/chat/completions" if b'"messages"' in raw else "/v1/completions"
         path = request.query.get("path", default)
         body = read_body(path, raw)
-        host = self._gateway.host
-        prompt = await prompt_in_time(host.router, self._gateway.tokens, body, body.cache_salt)
+        host, tokens = self._gateway.host, self._gateway.tokens
+        prompt = prompt_at_once(host.router, tokens, body, host.router.adapter_of(body.model), body.cache_salt)
+        if prompt is None:
+            prompt = await prompt_in_time(host.router, tokens, body, body.cache_salt)
         arrived = RequestArrived(
             request_id="match",
             prompt=prompt,

@@ -21,6 +21,7 @@ from aiohttp import web
 
 from kvrelay import __version__
 from kvrelay.core.model.effects import RequestReplay
+from kvrelay.core.model.events import Event, WorkerJoined
 from kvrelay.core.routing.router import Router
 from kvrelay.core.routing.status import RouterStatus
 from kvrelay.edge.fleet.static import Fleet
@@ -30,7 +31,6 @@ from kvrelay.edge.gateway.auth import AdminToken, Tenants
 from kvrelay.edge.gateway.heads import Route, make_route
 from kvrelay.edge.gateway.host import RouterHost
 from kvrelay.edge.gateway.request import Surroundings
-from kvrelay.edge.gateway.tokenize import Tokenizer, TokenService, WorkerTokenizer, local_tokenizer
 from kvrelay.edge.http.client import CallTimeouts, UpstreamPool
 from kvrelay.edge.http.limits import HttpLimits
 from kvrelay.edge.http.server import HttpServer, start_server
@@ -38,6 +38,9 @@ from kvrelay.edge.observe.metrics import Metrics
 from kvrelay.edge.observe.receipt_log import ReceiptLog
 from kvrelay.edge.system.clock import monotonic_s
 from kvrelay.edge.system.config import Config, router_settings, run_digest
+from kvrelay.edge.tokens.parity import Parity, describe_tokens
+from kvrelay.edge.tokens.service import TokenService
+from kvrelay.edge.tokens.worker import WorkerTokenizer
 
 LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 log = logging.getLogger(__name__)
@@ -71,6 +74,7 @@ class Gateway:
         self.host: RouterHost
         self.fleet: Fleet
         self.tokens: TokenService
+        self._parity: Parity | None = None
         self.metrics: Metrics
         self.receipts: ReceiptLog
         self._pool: UpstreamPool
@@ -115,11 +119,10 @@ class Gateway:
         if self._admin is not None:
             await self._admin.cleanup()
             self._admin = None
-        for task in tuple(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end_tasks()
         self._pool.close()
         await self.fleet.stop()
+        await self._end_tasks()  # a worker may have joined in the last moment
         self.tokens.close()
         self.host.close()
         self.receipts.close()
@@ -159,6 +162,9 @@ class Gateway:
             "manifest_digest": self._manifest_digest,
         }
 
+    def describe_tokens(self) -> dict[str, Any]:
+        return describe_tokens(self.tokens.tokenizer, self._parity)
+
     def draw(self) -> int:
         """The chance of one request."""
         return self._random.getrandbits(64)
@@ -179,9 +185,9 @@ class Gateway:
             receipts=self.receipts,
             replay=self._replay,
         )
-        self.fleet = Fleet(config, feed=self.host.feed, clock=monotonic_s, observer=self.metrics)
+        self.fleet = Fleet(config, feed=self._hear, clock=monotonic_s, observer=self.metrics)
         self.metrics.bind(self.status, lambda: [view.name for view in self.fleet.views()])
-        self.tokens = TokenService(self._tokenizer(), cache_mb=config.tokens.cache_mb)
+        self.tokens = self._tokens()
         self._pool = UpstreamPool()
         self._port = DataPort(self._surroundings(tenants), self.fleet, tenants, self.receipts, config.affinity.header)
 
@@ -199,10 +205,22 @@ class Gateway:
             spawn=self._spawn,
         )
 
-    def _tokenizer(self) -> Tokenizer:
+    def _tokens(self) -> TokenService:
+        cache_bytes = self.config.tokens.cache_mb * 2**20
         if self.config.tokens.tokenizer is None:
-            return WorkerTokenizer(self.fleet)
-        return local_tokenizer(self.config.tokens)
+            return TokenService(WorkerTokenizer(self.fleet), cache_bytes=cache_bytes)
+        from kvrelay.edge.tokens.local import local_tokenizer  # needs what only the `tokens` extra installs
+
+        tokenizer = local_tokenizer(self.config.tokens, cache_bytes=cache_bytes // 2)
+        self._parity = Parity(tokenizer, self.fleet)
+        self.metrics.bind_tokens(tokenizer.lookups)
+        return TokenService(tokenizer, cache_bytes=cache_bytes // 2)
+
+    def _hear(self, event: Event) -> None:
+        """What the fleet says goes to the router; a new worker's tokenizer is compared with ours besides."""
+        self.host.feed(event)
+        if self._parity is not None and isinstance(event, WorkerJoined):
+            self._spawn(self._parity.check(event.worker.name))
 
     def _replay(self, effect: RequestReplay) -> None:
         self.fleet.replay(effect)  # host and fleet need each other; the fleet is made second
@@ -219,6 +237,11 @@ class Gateway:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def _end_tasks(self) -> None:
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _listen(self, token: AdminToken) -> None:
         gateway = self.config.gateway

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvrelay.core.model.prompt import Prompt, TokenIds
 from kvrelay.core.routing.router import Router
 from kvrelay.edge.gateway.openai import RequestBody, TextPrompt, TokenPrompt, Unscored
-from kvrelay.edge.gateway.tokenize import TokenService
+from kvrelay.edge.tokens.service import TokenService
 
 
 def prompt_at_once(
@@ -23,18 +23,18 @@ def prompt_at_once(
                 return Prompt(None, {}, "no_worker_to_match")  # nothing could be done with the tokens
             if not router.policy.needs_match:
                 return Prompt(None, {}, "policy_needs_no_tokens")  # tokenizing costs more than such a policy itself
-            token_ids = tokens.cached(prompt, body.model)
+            token_ids = tokens.at_once(prompt, body.model)
             if token_ids is None:
                 return None
             return make_prompt(router, token_ids, len(token_ids), adapter=adapter, salt=salt)
 
 
 async def prompt_in_time(router: Router, tokens: TokenService, body: RequestBody, salt: str | None) -> Prompt:
-    """Asks the tokenizer if need be, for as long as it may take; unscored with a reason otherwise."""
-    at_once = prompt_at_once(router, tokens, body, router.adapter_of(body.model), salt)
-    if at_once is not None:
-        return at_once
-    assert isinstance(body.prompt, TextPrompt)
+    """Of a text that `prompt_at_once` could not do: asks the tokenizer, for as long as it may take.
+
+    Unscored with a reason otherwise.
+    """
+    assert isinstance(body.prompt, TextPrompt), type(body.prompt)
     found = await tokens.token_ids(body.prompt, body.model)
     if isinstance(found, Unscored):
         return Prompt(None, {}, found.because)

@@ -104,6 +104,7 @@ class Metrics(Collector):
         self.e2e = Histogram("kvrelay_e2e_seconds", "Arrival to end.", E2E_S)
         self.decision = Histogram("kvrelay_decision_seconds", "Routing decision, hashing apart.", DECISION_S)
         self._gauges: Callable[[], Iterable[Metric]] = tuple
+        self._token_lookups: Callable[[], tuple[int, int]] | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         for gate in GATES:
@@ -112,6 +113,10 @@ class Metrics(Collector):
     def bind(self, status: Callable[[], RouterStatus], workers: Callable[[], Iterable[str]] = tuple) -> None:
         """Where gauges are read from at each scrape: the router, and the names of all workers of the fleet."""
         self._gauges = lambda: gauges(status(), workers())
+
+    def bind_tokens(self, lookups: Callable[[], tuple[int, int]]) -> None:
+        """Where hits and misses of the segment cache are read; without it the page does not have them."""
+        self._token_lookups = lookups
 
     def observe_receipt(self, receipt: Receipt) -> None:
         worker = receipt.chosen_worker or NO_WORKER
@@ -151,6 +156,10 @@ class Metrics(Collector):
         for histogram in histograms:
             yield histogram.family()
         yield from self._gauges()
+        if self._token_lookups is not None:
+            hits, misses = self._token_lookups()
+            yield CounterMetricFamily("kvrelay_token_cache_hits", "Pieces of prompts whose token ids were known.", hits)
+            yield CounterMetricFamily("kvrelay_token_cache_misses", "Pieces of prompts that were tokenized.", misses)
 
     def _observe_tokens(self, worker: str, receipt: Receipt) -> None:
         for tier, tokens in (receipt.matched_tiers_at_route or {}).items():
