@@ -111,7 +111,7 @@ class ScriptedWorker:
             case "/metrics":
                 return web.Response(text=self._metrics_page())
             case "/kv_event_sources" if self.events:
-                return web.json_response([self._source()])
+                return web.json_response({"0": self._source()})
         return web.Response(status=404)
 
     async def _tokenize(self, request: web.Request) -> web.Response:
@@ -120,7 +120,7 @@ class ScriptedWorker:
 
     def _source(self) -> dict[str, Any]:
         return {
-            "data_parallel_rank": 0,
+            "enable_kv_cache_events": True,
             "endpoint": f"tcp://*:{self.events_port}",
             "replay_endpoint": f"tcp://127.0.0.1:{self.replay_port}",
             "topic": "kv@a",

@@ -230,5 +230,5 @@ def test_without_events_there_is_no_source(start: Callable[..., RunningWorker]) 
     worker = start(**QUICK, events="none")
     assert (worker.events, worker.replay, worker.topic) == (None, None, None)
     client = Client(worker.url)
-    assert client.get("/kv_event_sources").json() == []
+    assert client.get("/kv_event_sources").json() == {}
     assert client.complete(prompt=[1] * 20, max_tokens=1).status == 200

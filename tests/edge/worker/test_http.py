@@ -229,14 +229,15 @@ def test_small_paths(client: Client, shared_worker: RunningWorker) -> None:
     assert client.get("/version").json()["version"].endswith("+mock")
     assert client.get("/load").json() == {"server_load": 0}
     assert client.get("/server_info").json()["kvrelay_mock"]["settings"]["name"] == "quick"
-    assert client.get("/kv_event_sources").json() == [
-        {
-            "data_parallel_rank": 0,
+    assert client.get("/kv_event_sources").json() == {
+        "0": {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
             "endpoint": shared_worker.events,
             "replay_endpoint": shared_worker.replay,
             "topic": "kv@quick@mock-model",
         }
-    ]
+    }
     state = client.state()
     assert state["pid"] == shared_worker.pid and state["incarnation"] == shared_worker.incarnation
 

@@ -10,12 +10,14 @@ from msgspec import Struct
 
 from kvrelay.edge.connectors import ask
 from kvrelay.edge.connectors.base import Description
+from kvrelay.edge.connectors.vllm import describe
 from kvrelay.edge.connectors.vllm.connector import VllmConnector
 from kvrelay.edge.system.urls import join_url
 
 
 class _State(Struct):
     incarnation: str
+    events_mode: str = "bind"
 
 
 class MockConnector(VllmConnector):
@@ -23,6 +25,12 @@ class MockConnector(VllmConnector):
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
         state = await ask.get_json(session, join_url(url, "/mock/state"), headers, _State)
-        description = await super().describe(session, url, headers)
+        description = await describe.describe(
+            session,
+            url,
+            headers,
+            engine=self.name,
+            worker_binds=lambda endpoint: state.events_mode == "bind",  # on loopback too, which vLLM cannot
+        )
         spec = msgspec.structs.replace(description.spec, models_payload=False)
         return msgspec.structs.replace(description, spec=spec, incarnation=state.incarnation)

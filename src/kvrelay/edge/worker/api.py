@@ -219,7 +219,7 @@ class Api:
 
     def _kv_event_sources(self, exchange: Exchange) -> None:
         source = self._worker.event_source
-        answers.respond_json(exchange, [] if source is None else [source])
+        answers.respond_json(exchange, {} if source is None else {"0": source})
 
     def _reset_prefix_cache(self, exchange: Exchange) -> None:
         answers.respond_json(exchange, {"success": self._worker.host.reset_cache()})

@@ -175,7 +175,8 @@ class Worker:
         if publisher is None:
             return None
         return {
-            "data_parallel_rank": 0,
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
             "endpoint": publisher.endpoint,
             "replay_endpoint": publisher.replay_endpoint,
             "topic": publisher.topic,
@@ -199,6 +200,7 @@ class Worker:
             "running": engine.running_requests,
             "waiting": engine.waiting_requests,
             "kv_usage_ratio": engine.kv_usage_ratio,
+            "events_mode": self.spec.events_mode,
             "next_seq": None if publisher is None else publisher.next_seq,
             "aborts": list(self._aborts),
             "aborts_total": metrics.client_aborts,

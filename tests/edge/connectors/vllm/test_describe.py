@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvrelay.edge.connectors.vllm.describe import reachable
+from kvrelay.edge.connectors.vllm.describe import binds_by_vllms_rule, reachable
 
 
 @pytest.mark.covers("MK-11")
@@ -20,3 +20,18 @@ from kvrelay.edge.connectors.vllm.describe import reachable
 )
 def test_every_interface_means_the_host_of_the_workers_url(stated: str, host: str, seen: str) -> None:
     assert reachable(stated, host) == seen
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "worker_listens"),
+    [
+        ("tcp://*:5557", True),
+        ("tcp://[::]:5557", True),
+        ("ipc:///run/kv", True),
+        ("inproc://kv", True),
+        ("tcp://127.0.0.1:6700", False),
+        ("tcp://router:6700", False),
+    ],
+)
+def test_who_listens_follows_from_the_endpoints_text(endpoint: str, worker_listens: bool) -> None:
+    assert binds_by_vllms_rule(endpoint) == worker_listens

@@ -26,7 +26,9 @@ class VllmConnector:
     counts_streams = True
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
-        return await describe.describe(session, url, headers, engine=self.name)
+        return await describe.describe(
+            session, url, headers, engine=self.name, worker_binds=describe.binds_by_vllms_rule
+        )
 
     async def probe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> str | None:
         answer = await ask.get(session, join_url(url, "/health"), headers)

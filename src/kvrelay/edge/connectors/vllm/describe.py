@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -19,21 +19,33 @@ _ANY_HOST = {"*", "0.0.0.0", "::", "[::]"}
 
 
 class _Source(Struct):
+    """The publisher's configuration of one data-parallel rank."""
+
+    enable_kv_cache_events: bool = True
     endpoint: str | None = None
     replay_endpoint: str | None = None
     topic: str | None = None
-    data_parallel_rank: int | None = None
 
 
 class _Version(Struct):
     version: str | None = None
 
 
-async def describe(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], *, engine: str) -> Description:
-    """Raises WorkerUnreachable or WorkerAnswerUnusable. Only the list of models is indispensable."""
+async def describe(
+    session: aiohttp.ClientSession,
+    url: str,
+    headers: Mapping[str, str],
+    *,
+    engine: str,
+    worker_binds: Callable[[str], bool],
+) -> Description:
+    """Raises WorkerUnreachable or WorkerAnswerUnusable. Only the list of models is indispensable.
+
+    `worker_binds` says of an endpoint's text whether the worker listens there (else it connects, and we listen).
+    """
     models = await ask.get_json(session, join_url(url, "/v1/models"), headers, Models)
     page = await _metrics_page(session, url, headers)
-    sources = await _sources(session, url, headers)
+    sources = await _sources(session, url, headers, worker_binds)
     spec = WorkerSpec(
         url=url,
         models=models.bases,
@@ -58,21 +70,24 @@ async def _metrics_page(session: aiohttp.ClientSession, url: str, headers: Mappi
     return read_page(answer.body.decode("utf-8", "replace") if answer.status == 200 else "")
 
 
-async def _sources(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> tuple[EventSource, ...]:
+async def _sources(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], worker_binds: Callable[[str], bool]
+) -> tuple[EventSource, ...]:
     try:
-        found = await ask.get_json(session, join_url(url, "/kv_event_sources"), headers, list[_Source])
+        found = await ask.get_json(session, join_url(url, "/kv_event_sources"), headers, dict[int, _Source | None])
     except WorkerAnswerUnusable:
         return ()  # releases before this path, or events switched off
     host = urlsplit(url).hostname or ""
     return tuple(
         EventSource(
-            rank=source.data_parallel_rank or 0,
+            rank=rank,
             endpoint=reachable(source.endpoint, host),
             replay=reachable(source.replay_endpoint, host) if source.replay_endpoint else None,
             topic=source.topic or "",
+            bind=not worker_binds(source.endpoint),
         )
-        for source in found
-        if source.endpoint
+        for rank, source in sorted(found.items())
+        if source is not None and source.enable_kv_cache_events and source.endpoint
     )
 
 
@@ -81,6 +96,11 @@ async def _version(session: aiohttp.ClientSession, url: str, headers: Mapping[st
         return (await ask.get_json(session, join_url(url, "/version"), headers, _Version)).version
     except WorkerAnswerUnusable:
         return None
+
+
+def binds_by_vllms_rule(endpoint: str) -> bool:
+    """vLLM listens on wildcard, ipc and inproc endpoints and connects to any other."""
+    return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
 
 def reachable(endpoint: str, worker_host: str) -> str:
