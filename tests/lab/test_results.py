@@ -5,6 +5,7 @@ import pytest
 from tests.lab.made_up_run import made_up_plan, made_up_run
 
 from kvrelay.core.receipts.receipt import GateLoss
+from kvrelay.core.stats.distribution import distribution
 from kvrelay.lab.demo import manifest
 from kvrelay.lab.demo.order import rotated_order
 from kvrelay.lab.demo.results import ArmData, PolicyResult, busy_ms, policy_results
@@ -84,6 +85,11 @@ def test_verdict_follows_its_rule_and_names_thin_evidence() -> None:
     assert judge(failed).winner == "sticky"
     thin = judge(made_up_run(settings=DemoSettings(repeats=MIN_REPEATS - 1)).measured.results)
     assert thin.evidence == "insufficient" and "tendency" in thin.why
+    winner = MEASURED.results["cache_load"]
+    late = msgspec.structs.replace(winner, send_lag_ms=distribution([60.0]))
+    unsure = judge({**MEASURED.results, "cache_load": late})
+    assert unsure.evidence == "insufficient"
+    assert unsure.why.endswith("This is a tendency, not evidence: our own client sent late under cache_load.")
     alone = judge({"sticky": MEASURED.results["sticky"]})
     assert (alone.winner, alone.evidence) == (None, "none")
 

@@ -1,4 +1,4 @@
-"""Progress bars of a run of arms on stderr: one for the arms, one for the requests of the current arm."""
+"""Progress of a run of arms on stderr: bars on a terminal, elsewhere one line per arm."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kvrelay.cli import messages
 from kvrelay.core.traces.cut import Cut
 from kvrelay.core.traces.plan import Plan
 from kvrelay.lab.demo.manifest import ArmFacts
@@ -17,10 +18,11 @@ from kvrelay.lab.replay.sample import Sample
 
 
 class ArmProgress:
-    """Silent when stderr is no terminal. Nothing of it stays on the screen."""
+    """The bars are for the arms and for the requests of the current one; nothing of them stays on the screen."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
+        self._draws = console.is_terminal
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -28,7 +30,7 @@ class ArmProgress:
             TimeElapsedColumn(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not self._draws,
         )
         self._arms = self._bars.add_task("arms", total=None)
         self._requests = self._bars.add_task("starting", total=None)
@@ -37,6 +39,7 @@ class ArmProgress:
     def planned(self, plan: Plan, cut: Cut, order: Sequence[Arm]) -> None:
         self._per_arm = plan.requests
         self._bars.update(self._arms, total=len(order))
+        self._bars.console.print(messages.run_planned(plan, len(order)), markup=False, highlight=False, soft_wrap=True)
 
     def arm_started(self, arm: Arm) -> None:
         description = f"{arm.policy}, repeat {arm.repeat + 1}"
@@ -47,6 +50,8 @@ class ArmProgress:
 
     def arm_ended(self, facts: ArmFacts) -> None:
         self._bars.advance(self._arms)
+        if not self._draws:
+            messages.say(messages.arm_ended(facts))
 
     def __enter__(self) -> Self:
         self._bars.start()

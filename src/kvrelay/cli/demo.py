@@ -17,7 +17,6 @@ from kvrelay.cli import messages
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 DEFAULT_OUT = Path("kvrelay-demo")
-LATE_SENDER_MS = 50.0  # beyond it our own client is part of what was measured
 Answer = TypeVar("Answer")
 
 
@@ -113,6 +112,7 @@ def run_to_end(work: Coroutine[Any, Any, Answer]) -> Answer:
 
 def _finish(run: Any, out: Path, *, as_json: bool) -> None:
     from kvrelay.lab.demo.story import receipt_in_words
+    from kvrelay.lab.demo.verdict import sent_late
     from kvrelay.lab.report.files import summary, write_files
     from kvrelay.lab.report.view import overview_table
 
@@ -126,7 +126,7 @@ def _finish(run: Any, out: Path, *, as_json: bool) -> None:
             messages.demo_story(table, run.verdict.won, run.verdict.why, receipt_in_words(run.measured), out)
         )
     for policy, result in results.items():
-        if (result.send_lag_ms.p99 or 0.0) > LATE_SENDER_MS:
+        if sent_late(result):
             messages.say(messages.sender_was_late(policy, result.send_lag_ms.p99))
     complain(run.measured)
     if run.verdict.evidence == "none" and len(results) > 1:

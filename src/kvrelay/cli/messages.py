@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
+    from kvrelay.core.traces.plan import Plan
     from kvrelay.edge.system.config import Config, Problem
     from kvrelay.edge.worker.spec import MockReady
+    from kvrelay.lab.demo.manifest import ArmFacts
 
 OK, VERDICT_FAIL, USAGE_ERROR, UNKNOWN = 0, 1, 2, 3
 """Exit codes, the same for every command."""
@@ -160,6 +162,19 @@ def bad_fault(received: str, detail: str) -> str:
 
 
 # --- kvrelay demo and tune ---------------------------------------------------------------------------------------
+
+
+def run_planned(plan: Plan, arms: int) -> str:
+    """Said before the first arm, so that a run that breaks off can be repeated."""
+    return (
+        f"seed {plan.seed}; {arms} arms, each {plan.requests} requests of {len(plan.sessions)} sessions"
+        f" ({plan.prompt_tokens:,} prompt tokens) on fresh mock workers"
+    )
+
+
+def arm_ended(facts: ArmFacts) -> str:
+    return f"arm {facts.arm}: {facts.samples} requests, {facts.wall_s:.1f} s"
+
 
 STOPPED = "stopped: every process of the run has ended; what was measured so far is in the output folder"
 

@@ -33,8 +33,10 @@ def main() -> None:
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s"
     )
-    for problem in spec_problems(spec):
+    problems = spec_problems(spec)
+    for problem in problems:
         log.error("`%s` is `%s`; legal: %s", problem.member, problem.received, problem.legal)
+    if problems:
         sys.exit(EXIT_USAGE)
     sys.exit(uvloop.run(_serve(spec)))
 

@@ -14,6 +14,7 @@ RULE = (
     f"if the next one is within {TIE_RATIO - 1:.0%} of it, nobody wins"
 )
 MIN_REPEATS = 3
+LATE_SENDER_MS = 50.0  # p99; beyond it our own client, on a busy machine, is part of what was measured
 LOSS_WORDS = {
     "route": "lost because another worker held them",
     "residency": "promised and then evicted before they were used",
@@ -24,7 +25,7 @@ LOSS_WORDS = {
 class Verdict(Struct, frozen=True):
     """`winner` is null after a tie, and when nothing can be compared.
 
-    `evidence`: sufficient; insufficient (fewer repeats than MIN_REPEATS show a tendency and prove nothing); none.
+    `evidence`: sufficient; insufficient (few repeats, or a client that sent late: a tendency and no proof); none.
     """
 
     winner: str | None
@@ -44,10 +45,27 @@ def judge(results: Mapping[str, PolicyResult]) -> Verdict:
     tied = _tied(best, next_best)
     winner, won = (None, _tie(best, next_best)) if tied else (best.policy, _won(best, next_best))
     why = _why(best, ranked[1:])
-    if min(len(result.repeats) for result in ranked) >= MIN_REPEATS:
+    doubts = _doubts(ranked)
+    if not doubts:
         return Verdict(winner, "sufficient", RULE, won, why)
-    caution = f" With fewer than {MIN_REPEATS} repeats this is a tendency, not evidence."
-    return Verdict(winner, "insufficient", RULE, won, why + caution)
+    caution = f"This is a tendency, not evidence: {' and '.join(doubts)}."
+    return Verdict(winner, "insufficient", RULE, won, f"{why} {caution}")
+
+
+def sent_late(figures: Figures) -> bool:
+    """Whether our own client was a bottleneck."""
+    return (figures.send_lag_ms.p99 or 0.0) > LATE_SENDER_MS
+
+
+def _doubts(ranked: list[PolicyResult]) -> list[str]:
+    """Why the outcome proves nothing; empty when it does."""
+    doubts = []
+    if min(len(result.repeats) for result in ranked) < MIN_REPEATS:
+        doubts.append(f"there were fewer than {MIN_REPEATS} repeats")
+    late = [result.policy for result in ranked if sent_late(result)]
+    if late:
+        doubts.append(f"our own client sent late under {', '.join(late)}")
+    return doubts
 
 
 def _no_verdict(why: str) -> Verdict:

@@ -91,8 +91,8 @@ def view_of(run: DemoRun) -> View:
 
 def overview_table(results: dict[str, PolicyResult], *, winner: str | None) -> Table:
     header = (
-        "policy", "requests", "failed", "TTFT p50 ms", "TTFT p95 ms", "session wall p50 ms", "hit tokens", "hit rate",
-        "claimed - actual", "recomputed", "busiest / mean",
+        "policy", "requests", "failed", "TTFT p50 ms", "TTFT p95 ms", "session wall p50 ms", "claimed tokens",
+        "actual hit tokens", "claimed - actual", "hit rate", "recomputed tokens", "busiest / mean load",
     )  # fmt: skip
     rows = [
         (
@@ -102,9 +102,10 @@ def overview_table(results: dict[str, PolicyResult], *, winner: str | None) -> T
             milliseconds(result.ttft_ms.p50),
             milliseconds(result.ttft_ms.p95),
             milliseconds(result.session_wall_ms.p50),
+            tokens(result.claimed_tokens),
             tokens(result.actual_cached_tokens),
-            percent(hit_ratio(result)),
             tokens(claimed_minus_actual(result), signed=True),
+            percent(hit_ratio(result)),
             tokens(result.recomputed_tokens),
             "unknown" if result.max_over_mean_load is None else f"{result.max_over_mean_load:.2f}x",
         )
