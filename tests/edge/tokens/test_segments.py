@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kvrelay.core.model.prompt import TokenIds
+from kvrelay.edge.gateway.openai import TextPrompt
 from kvrelay.edge.tokens import selfcheck
 from kvrelay.edge.tokens.local import LocalTokenizer
 from kvrelay.edge.tokens.segments import CannotCut, SegmentTokenizer, Tally, _longest_of, encode_whole
 from kvrelay.edge.tokens.template import ChatTemplate
 from tests.edge.tokens import chats
-from tests.edge.tokens.families import CHATML, FAMILIES, byte_level, metaspace
+from tests.edge.tokens.families import CHATML, FAMILIES, byte_level, metaspace, words
 
 SEED = 20_061
 
@@ -143,13 +146,11 @@ def test_the_self_check_finds_a_tokenizer_that_looks_across_pieces() -> None:
 
 def test_of_several_tokens_the_longest_is_found() -> None:
     assert _longest_of(sorted(["<a", "<ab", "<abc>", "<b", "]"])) == r"(?:<(?:a(?:b(?:c>)?)?|b)|\])"
-    tokenizers = pytest.importorskip("tokenizers")
     tokenizer = byte_level()
     tokenizer.add_special_tokens(["<a", "<ab", "<abc>", "<b"])
     segments = segmented(tokenizer)
     for text in ("<abc", "<abc>", "<a<ab<b>", "<abb", "x<a", "<a>", "<|im_start|>>"):
         assert np.array_equal(segments.token_ids(text, framed=False), encode_whole(tokenizer, text, framed=False))
-    assert tokenizers
 
 
 def test_memory_is_bounded_and_what_was_forgotten_is_encoded_again() -> None:
@@ -169,3 +170,37 @@ def test_only_new_pieces_are_encoded_and_the_tally_says_so() -> None:
     segments.token_ids("one<|im_end|>two<|im_end|>three", framed=False)
     assert (segments.tally.hits, segments.tally.misses) == (2, 4)
     assert segments.tally.hit_ratio() == 0.3333
+
+
+@pytest.mark.covers("S21")
+def test_turn_20_of_a_30k_token_chat_costs_a_fifteenth_of_the_whole() -> None:
+    """An agent's chat: half of it instructions, then turns. CPU time of this thread, and the least of nine endings on
+    either side: what runs beside us must not decide."""
+    tokenizer = byte_level()
+    cached, plain = local(tokenizer), local(tokenizer, cache_bytes=0)
+    chance, known = random.Random(SEED), words(random.Random(1))
+
+    def said(role: str, count: int) -> dict[str, str]:
+        return {"role": role, "content": " ".join(chance.choices(known, k=count))}
+
+    messages = [said("system", 8000)]
+    for _ in range(18):
+        messages += (said("user", 60), said("assistant", 250))
+    messages.append(said("user", 60))
+    cached.encode(chats.prompt_of(messages=messages))
+    spent: list[tuple[float, float]] = []
+    for _ in range(9):
+        prompt = chats.prompt_of(messages=[*messages, said("assistant", 250), said("user", 60)])
+        (ids, cheap_s), (whole, whole_s) = _timed(cached, prompt), _timed(plain, prompt)
+        assert np.array_equal(ids, whole) and 27_000 < len(ids) < 33_000, len(ids)
+        spent.append((cheap_s, whole_s))
+    ratio = min(whole_s for _, whole_s in spent) / min(cheap_s for cheap_s, _ in spent)
+    assert ratio >= 15, (ratio, spent)
+    cached.close()
+    plain.close()
+
+
+def _timed(tokenizer: LocalTokenizer, prompt: TextPrompt) -> tuple[TokenIds, float]:
+    before = time.thread_time()
+    ids = tokenizer.encode(prompt)
+    return ids, time.thread_time() - before

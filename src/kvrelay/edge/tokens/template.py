@@ -80,8 +80,9 @@ def as_templates_expect(message: Mapping[str, Any], *, wants_parts: bool) -> dic
 
 
 def _content(content: str | Sequence[Any] | None, *, wants_parts: bool) -> str | list[dict[str, str]]:
-    parts = [content] if isinstance(content, str) else (content or [])
-    texts = [text for text in map(_text_of, parts) if text is not None]
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if wants_parts else content
+    texts = [text for text in map(_text_of, content or ()) if text is not None]
     if wants_parts:
         return [{"type": "text", "text": text} for text in texts]
     return "\n".join(texts)
