@@ -14,7 +14,9 @@ out to show, the same worker is asked again with the body as it was sent: still 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -51,9 +53,11 @@ from kvrelay.edge.http.heads import Header
 from kvrelay.edge.tokens.service import TokenService
 
 JSON: Header = (b"content-type", b"application/json")
+TOTAL_TIME_OVER = "the request took longer than it may in all"
 MAX_HELD_BYTES = 1024 * 1024
 MAX_COUNTED_BODY_BYTES = 8 * 1024 * 1024
 BACK_PRESSURE_STATUS = frozenset((429, 503))
+log = logging.getLogger(__name__)
 
 
 class Surroundings(Struct, frozen=True):
@@ -96,6 +100,7 @@ class ClientRequest:
         "_status",
         "_stream_options",
         "_tenant",
+        "_unarrived",
         "_upstream_headers",
         "_waiting",
         "_watch",
@@ -120,6 +125,7 @@ class ClientRequest:
         self._tenant = tenant
         self._body = exchange.body
         self._waiting: asyncio.Task[None] | None = None
+        self._unarrived: RequestBody | None = None
         self._call: Call | None = None
         self._dispatch: Dispatch | None = None
         self._route: Route | None = None
@@ -144,6 +150,7 @@ class ClientRequest:
         adapter = router.adapter_of(body.model)
         prompt = prompt_at_once(router, self._around.tokens, body, adapter, salt)
         if prompt is None:
+            self._unarrived = body
             self._waiting = self._around.spawn(self._score_and_arrive(body, salt))
         else:
             self._arrive(body, prompt, adapter)
@@ -164,9 +171,21 @@ class ClientRequest:
         return body, salt
 
     async def _score_and_arrive(self, body: RequestBody, salt: str | None) -> None:
-        prompt = await prompt_in_time(self._around.host.router, self._around.tokens, body, salt)
+        try:
+            prompt = await prompt_in_time(self._around.host.router, self._around.tokens, body, salt)
+        except Exception as mistake:  # ours, or a library's: it costs the match, not the request
+            log.error("tokenizing for request %s failed: %s", self._request_id, _where(mistake))
+            prompt = Prompt(None, {}, "tokenizer_failed")
         self._waiting = None
         self._arrive(body, prompt, self._around.host.router.adapter_of(body.model))
+
+    def _arrive_as_it_is(self) -> None:
+        """It ends before its tokens are known, and gets its receipt like any other."""
+        waiting, self._waiting = self._waiting, None
+        assert waiting is not None and self._unarrived is not None
+        waiting.cancel()
+        adapter = self._around.host.router.adapter_of(self._unarrived.model)
+        self._arrive(self._unarrived, Prompt(None, {}, "ended_before_tokens"), adapter)
 
     def _arrive(self, body: RequestBody, prompt: Prompt, adapter: str | None) -> None:
         host = self._around.host
@@ -193,6 +212,9 @@ class ClientRequest:
             return
         self._dispatch = effect
         self._attempt = effect.attempt
+        if self.deadline_s == math.inf:  # its time ended while its prompt was being tokenized
+            self._fail(Fault.TOTAL_TIMEOUT, TOTAL_TIME_OVER)
+            return
         self._route = route = self._around.route_of(effect.worker.name)
         self._second_asking = False
         edited = None
@@ -248,8 +270,11 @@ class ClientRequest:
     def expire(self) -> None:
         """The total time is over."""
         self.deadline_s = math.inf
+        if self._waiting is not None:
+            self._arrive_as_it_is()  # `dispatch` will find it too late
+            return
         self.cancel()
-        self._fail(Fault.TOTAL_TIMEOUT, "the request took longer than it may in all")
+        self._fail(Fault.TOTAL_TIMEOUT, TOTAL_TIME_OVER)
 
     # --- what the worker answers -------------------------------------------------------------------------------------
 
@@ -309,7 +334,8 @@ class ClientRequest:
 
     def _client_left(self) -> None:
         if self._waiting is not None:
-            return  # it has not arrived yet; `dispatch` will find the client gone
+            self._arrive_as_it_is()  # `dispatch` will find the client gone
+            return
         gaps_ms = () if self._watch is None else tuple(self._watch.gaps_ms)
         self._around.host.feed(ClientLeft(self._request_id, gaps_ms))
 
@@ -414,6 +440,12 @@ class ClientRequest:
                 relayed=self._relaying,
             )
         )
+
+
+def _where(mistake: Exception) -> str:
+    """Its kind and place. Not its text, which may quote the prompt."""
+    frame = traceback.extract_tb(mistake.__traceback__)[-1]
+    return f"{type(mistake).__name__} at {frame.filename}:{frame.lineno}"
 
 
 def is_for_router(status: int) -> bool:
