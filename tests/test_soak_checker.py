@@ -62,7 +62,7 @@ def receipt(name: str, status: Status = Status.OK, *faults: Fault | None, **memb
         "load_snapshot": 0,
         "route_reason": RouteReason.ROUND_ROBIN,
         "spilled_from": None,
-        "candidates_total": 3,
+        "candidates_total": 4 - len(attempts),
         "attempts": attempts,
         "actual_cached_tokens": 16,
         "completion_tokens": 2,

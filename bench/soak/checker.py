@@ -128,9 +128,9 @@ def _why_broken(sent: Sent, receipt: Receipt | None, history: History) -> str:
         return ""
     if sent.begun:
         return _DEAD_WORKER if _on_dead_worker(receipt, history.deaths) else ""
-    workers_left = len(history.status_at_end["workers"]) - 1  # one may be down
-    refused = all(attempt.fault is not None for attempt in receipt.attempts)
-    return _REFUSED_BY_ALL if refused and len(receipt.attempts) >= workers_left else ""
+    nobody_left = receipt.candidates_total <= 1  # at the last decision, which leaves out who was tried before
+    refused = nobody_left and all(attempt.fault is not None for attempt in receipt.attempts)
+    return _REFUSED_BY_ALL if refused else ""
 
 
 def _on_dead_worker(receipt: Receipt, deaths: Mapping[str, Death]) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 from kvrelay.edge.worker.launch import MockFleet, RunningWorker
 
 POLL_S = 0.05
+SEEDS_APART = 1000
 OWN_DEATH_STATUS = 70  # a worker that `die_after_chunks` struck
 
 # Five requests in a hundred. A death costs the other requests of its worker as well, so it is the rarest.
@@ -105,6 +106,8 @@ class Nemesis:
                 continue
             gone_at_s = self._note_gone(worker)
             if time.monotonic() >= gone_at_s + down_s:
+                # another chance than in the last life, which would end at the same request again
+                worker.spec = msgspec.structs.replace(worker.spec, seed=worker.spec.seed + SEEDS_APART)
                 await asyncio.to_thread(self._fleet.restart, worker.name)
                 self.restarts += 1
 
