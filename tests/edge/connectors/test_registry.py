@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from kvrelay.edge.connectors.base import WorkerAnswerUnusable, WorkerUnreachable
+from kvrelay.edge.connectors.openai import GUESSED_BLOCK_TOKENS
 from kvrelay.edge.connectors.registry import CONNECTORS, detect
 
 MODELS = '{"data": [{"id": "m"}, {"id": "ad1", "parent": "m"}]}'
@@ -56,7 +57,7 @@ async def test_any_openai_server_is_described_without_events() -> None:
     async with serving({"/v1/models": MODELS}) as url, aiohttp.ClientSession() as session:
         description = await CONNECTORS["openai"].describe(session, url, {})
         spec = description.spec
-        assert (spec.models, spec.adapters, spec.block_size_tokens) == (("m",), ("ad1",), None)
+        assert (spec.models, spec.adapters, spec.block_size_tokens) == (("m",), ("ad1",), GUESSED_BLOCK_TOKENS)
         assert (spec.sends_events, description.sources, description.incarnation) == (False, (), None)
         assert await CONNECTORS["openai"].probe(session, url, {}) is None
         assert await CONNECTORS["openai"].scrape(session, url, {}) is None

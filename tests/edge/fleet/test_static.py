@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -95,6 +96,63 @@ async def test_a_worker_may_come_later_than_the_gateway() -> None:
             assert run.fed == []
             await worker.listen()
             await run.until(lambda: run.of(WorkerJoined))
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What the watch logs, whatever another test did to the loggers above it."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
+    logger = logging.getLogger("kvrelay.edge.fleet.watch")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+async def test_a_worker_that_does_not_answer_is_named_once_and_introduced_when_it_comes(said: list[str]) -> None:
+    async with ScriptedWorker() as worker:
+        await worker.stop_listening()
+        async with running(WorkerConfig(url=worker.url, name="a")) as run:
+            await run.until(lambda: said)
+            await asyncio.sleep(0.2)
+            assert said == [
+                f"WARNING worker_silent worker=a url={worker.url}: connection refused; asked again every 0.05 s"
+            ]
+            await worker.listen()
+            await run.until(lambda: run.of(WorkerJoined))
+            assert said[1] == (
+                f"INFO worker_described worker=a engine=vllm version=0.32.0 events=tcp://127.0.0.1:{worker.events_port}"
+            )
+
+
+@pytest.mark.covers("MK-03")
+async def test_a_worker_without_events_is_said_to_be_guessed_about(said: list[str]) -> None:
+    async with ScriptedWorker(events=False) as worker, running(WorkerConfig(url=worker.url, name="a")) as run:
+        await run.until(lambda: run.of(WorkerJoined))
+        assert said == [
+            "WARNING worker_without_events worker=a engine=vllm version=0.32.0:"
+            " what it holds is guessed from what it was sent"
+        ]
+
+
+@pytest.mark.covers("MK-03")
+async def test_events_that_never_come_are_noticed_by_what_the_engine_computed(said: list[str]) -> None:
+    config = {"name": "a", "topic": "nobody-publishes-this"}
+    async with ScriptedWorker() as worker:
+        worker.metrics_lines = ["vllm:prefix_cache_queries_total 10", "vllm:prefix_cache_hits_total 0"]
+        async with running(WorkerConfig(url=worker.url, **config)) as run:
+            await run.until(lambda: run.fleet.view("a").last_scrape)
+            worker.metrics_lines = ["vllm:prefix_cache_queries_total 9010", "vllm:prefix_cache_hits_total 500"]
+            await run.until(lambda: run.fleet.view("a").events_problem)
+            await worker.publish(0, payload())
+            await asyncio.sleep(0.2)
+            problem = "it computed 8500 prompt tokens and not one event of it came; are `events` and `topic` right?"
+            assert run.fleet.view("a").events_problem == problem
+            assert said[1:] == [f"WARNING events_silent worker=a: {problem}"]
 
 
 async def test_batches_carry_the_incarnation_and_are_counted() -> None:

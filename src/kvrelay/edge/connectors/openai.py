@@ -1,4 +1,7 @@
-"""Any server with the OpenAI paths: no events, no metrics page, no tokenizer. Its residency is guessed from routing."""
+"""Any server with the OpenAI paths: no events, no metrics page, no tokenizer. Its residency is guessed from routing.
+
+Nor does it say in which units it caches. The guess needs one, and a wrong one costs no more than its size per prompt.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from kvrelay.core.model.prompt import TokenIds, Usage
 from kvrelay.edge.connectors import ask, usage
 from kvrelay.edge.connectors.base import DecodedBatch, Description, MalformedEvents, Scrape, WorkerAnswerUnusable
 from kvrelay.edge.system.urls import join_url
+
+GUESSED_BLOCK_TOKENS = 16
 
 
 class _Model(Struct):
@@ -41,7 +46,14 @@ class OpenAiConnector:
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
         models = await ask.get_json(session, join_url(url, "/v1/models"), headers, Models)
-        spec = WorkerSpec(url=url, models=models.bases, adapters=models.adapters, sends_events=False, engine=self.name)
+        spec = WorkerSpec(
+            url=url,
+            models=models.bases,
+            adapters=models.adapters,
+            block_size_tokens=GUESSED_BLOCK_TOKENS,
+            sends_events=False,
+            engine=self.name,
+        )
         return Description(spec=spec)
 
     async def probe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> str | None:

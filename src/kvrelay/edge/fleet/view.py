@@ -29,6 +29,7 @@ class WorkerView(Struct, frozen=True):
     held_messages: int
     malformed_messages: int
     last_scrape: Scrape | None
+    events_problem: str | None  # why its events seem not to reach us
 
 
 class Upstream(Struct, frozen=True):

@@ -13,6 +13,7 @@ its events.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -32,12 +33,15 @@ from kvrelay.edge.connectors.base import (
 )
 from kvrelay.edge.connectors.registry import CONNECTORS, detect
 from kvrelay.edge.fleet.event_feed import EventFeed
+from kvrelay.edge.fleet.silence import EventSilence
 from kvrelay.edge.fleet.surroundings import Surroundings
 from kvrelay.edge.fleet.view import Upstream, WorkerView
 from kvrelay.edge.system.config import WorkerConfig
 
 JITTER = 0.2  # of the interval, so that many workers are not probed in step
 IDENTITY_TIMEOUT_S = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 class WorkerWatch:
@@ -58,6 +62,8 @@ class WorkerWatch:
         self._last_probe_ok: bool | None = None
         self._last_probe_detail = "not probed yet"
         self._last_scrape: Scrape | None = None
+        self._silence = EventSilence()
+        self._events_problem_said = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- life --------------------------------------------------------------------------------------------------
@@ -99,6 +105,7 @@ class WorkerWatch:
             held_messages=self._events.held_messages,
             malformed_messages=self._events.malformed_messages,
             last_scrape=self._last_scrape,
+            events_problem=self._silence.problem,
         )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -138,7 +145,17 @@ class WorkerWatch:
         tells_lives = description.incarnation is not None
         self._events.attach(worker, connector, description.sources, tells_lives=tells_lives)
         if is_new:
+            self._silence, self._events_problem_said = EventSilence(), False
+            self._introduce(description)
             self._around.feed(WorkerJoined(worker, description.spec))
+
+    def _introduce(self, description: Description) -> None:
+        about = f"worker={self.config.name} engine={description.spec.engine} version={description.version or 'unknown'}"
+        if description.sources:
+            endpoints = ",".join(source.endpoint for source in description.sources)
+            _log.info("worker_described %s events=%s", about, endpoints)
+        else:
+            _log.warning("worker_without_events %s: what it holds is guessed from what it was sent", about)
 
     def _incarnation(self, description: Description) -> str:
         """A worker that cannot tell its lives apart is a new one after each doubt: too many lives cost hits only."""
@@ -188,6 +205,9 @@ class WorkerWatch:
         self._probed(complaint)
 
     def _probed(self, complaint: str | None) -> None:
+        if self._worker is None and complaint != self._last_probe_detail:  # of the others the router tells
+            again = f"asked again every {self._around.interval_s:g} s"
+            _log.warning("worker_silent worker=%s url=%s: %s; %s", self.config.name, self.config.url, complaint, again)
         self._last_probe_ok = complaint is None
         self._last_probe_detail = complaint or ""
         if self._worker is not None:
@@ -207,6 +227,16 @@ class WorkerWatch:
             return  # the probe reports it
         self._last_scrape = scrape
         self._report_load(self._worker, scrape)
+        self._listen(scrape)
+
+    def _listen(self, scrape: Scrape) -> None:
+        if not self._events.sources:
+            return
+        self._silence.observe(scrape, heard=bool(self._events.last_seq))
+        problem = self._silence.problem
+        if problem is not None and not self._events_problem_said:
+            _log.warning("events_silent worker=%s: %s", self.config.name, problem)
+        self._events_problem_said = problem is not None
 
     def _report_load(self, worker: WorkerId, scrape: Scrape) -> None:
         for rank, load in scrape.ranks.items():

@@ -212,6 +212,7 @@ def _worker(view: WorkerView, status: WorkerStatus | None) -> dict[str, Any]:
         "last_probe": {"ok": view.last_probe_ok, "detail": view.last_probe_detail},
         "event_sources": [{"rank": source.rank, "endpoint": source.endpoint} for source in view.sources],
         "malformed_events": view.malformed_messages,
+        "events_problem": view.events_problem,
         "router": None if status is None else msgspec.to_builtins(status),
     }
 
