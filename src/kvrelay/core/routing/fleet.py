@@ -1,7 +1,7 @@
 """The workers the router knows, and which of them are candidates for a request.
 
-Filters run in this order: alive, not draining, model or adapter, role, capacity. What does not change between two
-requests is kept; a fleet of hundreds is not walked per request.
+Filters run in this order: alive, not draining, model or adapter, role, capacity, did not just refuse. What does not
+change between two requests is kept; a fleet of hundreds is not walked per request.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kvrelay.core.model.events import WorkerSpec
 from kvrelay.core.model.ids import TargetId, WorkerId
 from kvrelay.core.model.units import IndexState
 from kvrelay.core.routing.health import Health
+from kvrelay.core.routing.refusals import Refusals
 
 
 class Target:
@@ -75,6 +76,7 @@ class FleetView:
     def __init__(self) -> None:
         self.workers: dict[str, Worker] = {}
         self.targets: list[Target | None] = []
+        self.refusals = Refusals()
         self.block_size_of_slot: Ints = np.zeros(0, dtype=np.int64)
         self._kept: dict[str | None, Candidates] = {}
         self._limits: Ints | None = None
@@ -90,6 +92,7 @@ class FleetView:
     def remove(self, name: str) -> Worker | None:
         worker = self.workers.pop(name, None)
         if worker is not None:
+            self.refusals.forget(name)
             for target in worker.targets:
                 self._seat(target.slot, None)
             self.changed()
@@ -156,7 +159,7 @@ class FleetView:
             slots = slots[[self.at(slot).id.worker.name not in without for slot in slots.tolist()]]
         if found.why_none is None and not len(slots):
             return Candidates(_NOBODY, "all_tried")
-        return self._with_capacity(found, slots, ledger)
+        return self._not_refusing(now, self._with_capacity(found, slots, ledger))
 
     def _filter(self, now: float, model: str | None) -> Candidates:
         workers = list(self.workers.values())
@@ -187,6 +190,13 @@ class FleetView:
         limits = self._limits[slots]
         free = slots[(limits == 0) | (ledger.table()[ACTIVE].take(slots) < limits)]
         return Candidates(free, None if len(free) else "at_capacity")
+
+    def _not_refusing(self, now: float, found: Candidates) -> Candidates:
+        refusing = self.refusals.passed_over(now)
+        if not refusing:
+            return found
+        others = [slot for slot in found.slots.tolist() if self.at(slot).id.worker.name not in refusing]
+        return Candidates(np.array(others, dtype=np.int64)) if others else found
 
     def _limit(self, target: Target | None) -> int:
         if target is None:

@@ -245,6 +245,7 @@ class Router:
         self._book(now, live, decision)
         worker = self._fleet.worker_at(decision.slot)
         worker.health.dispatched(arrived.request_id)
+        self._fleet.refusals.dispatched(now, worker.id.name)
         if not worker.health.steady:
             self._fleet.changed()
         if self.policy.binds_sessions and arrived.session_id is not None:
@@ -311,6 +312,7 @@ class Router:
             self._note_served(worker, event.request_id)
         live.current.http_status = event.http_status
         if event.http_status < 400:
+            self._fleet.refusals.forget(live.current.decision.target.worker.name)
             self._learn_residency(live, event.usage)
             return self._end(now, live, Status.OK, event.http_status, usage=event.usage, itl_ms=event.itl_ms)
         reason = f"http_{event.http_status}"
@@ -355,6 +357,8 @@ class Router:
         worker = self._fleet.live(attempted.decision.target.worker)
         if worker is None:
             return ()
+        if event.fault is Fault.BACK_PRESSURE:
+            self._fleet.refusals.refused(now, worker.id.name, event.retry_after_s)
         change = worker.health.failed(now, event.request_id, event.fault)
         self._fleet.changed()
         return self._report_change(worker, change, event.fault.value)
