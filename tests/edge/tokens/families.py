@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -41,6 +42,26 @@ def _corpus(chance: random.Random) -> Iterator[str]:
 
 def byte_level() -> Any:
     """As Qwen, Llama 3, GPT."""
+    return _copy_of(_byte_level())
+
+
+def metaspace(*, prepend: str = "first") -> Any:
+    """As Mistral and Llama 2: a space for every word, and its own beginning for a text."""
+    return _copy_of(_metaspace(prepend))
+
+
+def wordpiece() -> Any:
+    """As BERT."""
+    return _copy_of(_wordpiece())
+
+
+def _copy_of(trained: str) -> Any:
+    """Tests change what they get; and training anew would not give the same vocabulary again."""
+    return pytest.importorskip("tokenizers").Tokenizer.from_str(trained)
+
+
+@cache
+def _byte_level() -> str:
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.normalizer = tokenizers.normalizers.NFC()
@@ -48,11 +69,12 @@ def byte_level() -> Any:
     made.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
     _train(tokenizers, made, MARKS, alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())
     made.add_tokens([tokenizers.AddedToken("<tool_call>", normalized=False)])
-    return made
+    trained: str = made.to_str()
+    return trained
 
 
-def metaspace(*, prepend: str = "first") -> Any:
-    """As Mistral and Llama 2: a space for every word, and its own beginning for a text."""
+@cache
+def _metaspace(prepend: str) -> str:
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=prepend, split=False)
@@ -60,11 +82,12 @@ def metaspace(*, prepend: str = "first") -> Any:
     made.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", made.token_to_id("<s>"))]
     )
-    return made
+    trained: str = made.to_str()
+    return trained
 
 
-def wordpiece() -> Any:
-    """As BERT."""
+@cache
+def _wordpiece() -> str:
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
     made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
@@ -75,7 +98,8 @@ def wordpiece() -> Any:
     made.post_processor = tokenizers.processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[(mark, made.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")]
     )
-    return made
+    trained: str = made.to_str()
+    return trained
 
 
 FAMILIES: dict[str, tuple[Callable[[], Any], str]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -174,7 +175,7 @@ def test_only_new_pieces_are_encoded_and_the_tally_says_so() -> None:
 
 @pytest.mark.covers("S21")
 def test_turn_20_of_a_30k_token_chat_costs_a_fifteenth_of_the_whole() -> None:
-    """An agent's chat: half of it instructions, then turns. CPU time of this thread, and the least of nine endings on
+    """An agent's chat: half of it instructions, then turns. CPU time of this thread, and the least of many endings on
     either side: what runs beside us must not decide."""
     tokenizer = byte_level()
     cached, plain = local(tokenizer), local(tokenizer, cache_bytes=0)
@@ -188,14 +189,16 @@ def test_turn_20_of_a_30k_token_chat_costs_a_fifteenth_of_the_whole() -> None:
         messages += (said("user", 60), said("assistant", 250))
     messages.append(said("user", 60))
     cached.encode(chats.prompt_of(messages=messages))
-    spent: list[tuple[float, float]] = []
-    for _ in range(9):
+    cheap_s, whole_s = math.inf, math.inf
+    for number in range(60):
         prompt = chats.prompt_of(messages=[*messages, said("assistant", 250), said("user", 60)])
-        (ids, cheap_s), (whole, whole_s) = _timed(cached, prompt), _timed(plain, prompt)
-        assert np.array_equal(ids, whole) and 27_000 < len(ids) < 33_000, len(ids)
-        spent.append((cheap_s, whole_s))
-    ratio = min(whole_s for _, whole_s in spent) / min(cheap_s for cheap_s, _ in spent)
-    assert ratio >= 15, (ratio, spent)
+        ids, spent_s = _timed(cached, prompt)
+        cheap_s = min(cheap_s, spent_s)
+        if number % 6 == 0:
+            whole, spent_s = _timed(plain, prompt)
+            whole_s = min(whole_s, spent_s)
+            assert np.array_equal(ids, whole) and 27_000 < len(ids) < 33_000, len(ids)
+    assert whole_s / cheap_s >= 15, (whole_s, cheap_s)
     cached.close()
     plain.close()
 
