@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import typer
 
 from kvrelay.cli import messages
 from kvrelay.cli.command_group import CommandGroup
-from kvrelay.edge.system.config import Config, ConfigError, keys, load_config
+from kvrelay.cli.gateway_flags import effective_config
+from kvrelay.edge.system.config import Config, keys
 from kvrelay.edge.system.explained_key import ExplainedKey, explained
 from kvrelay.edge.system.urls import mask_credentials
 
@@ -42,17 +42,7 @@ def show(
 
     Takes the flags of `kvrelay serve`, so that it shows what that command would run with.
     """
-    flags = {
-        "workers": [{"url": url} for url in worker] or None,
-        "gateway.policy": policy,
-        "gateway.host": host,
-        "gateway.port": port,
-        "gateway.admin_port": admin_port,
-    }
-    try:
-        config = load_config(file, os.environ, flags)
-    except ConfigError as error:
-        messages.fail(messages.config_problems(error.problems))
+    config = effective_config(file, workers=worker, policy=policy, host=host, port=port, admin_port=admin_port)
     values = _effective(config)
     if as_json:
         sys.stdout.write(json.dumps(values, indent=2) + "\n")

@@ -15,9 +15,10 @@ from typing import Annotated
 import typer
 
 from kvrelay.cli import messages
+from kvrelay.cli.gateway_flags import effective_config
 from kvrelay.edge.gateway.gateway import Gateway, UnsafeListener
 from kvrelay.edge.observe.logs import log_to
-from kvrelay.edge.system.config import Config, ConfigError, load_config
+from kvrelay.edge.system.config import Config
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -42,17 +43,7 @@ def serve(
 
     SIGTERM and SIGINT drain: no new requests, open ones may end within gateway.drain.grace_s, then exit 0.
     """
-    flags = {
-        "workers": [{"url": url} for url in worker or ()] or None,
-        "gateway.policy": policy,
-        "gateway.host": host,
-        "gateway.port": port,
-        "gateway.admin_port": admin_port,
-    }
-    try:
-        config = load_config(file, os.environ, flags)
-    except ConfigError as error:
-        messages.fail(messages.config_problems(error.problems))
+    config = effective_config(file, workers=worker, policy=policy, host=host, port=port, admin_port=admin_port)
     log_to()
     run(config, as_json=as_json)
 
