@@ -82,6 +82,20 @@ def test_what_a_receipt_does_not_know_moves_nothing() -> None:
     assert moved == set()
 
 
+@pytest.mark.covers("S20")
+def test_unscored_requests_are_counted_by_path_and_reason_and_clients_make_up_no_labels() -> None:
+    metrics = Metrics()
+    for path in ("/v1/responses", "/v1/responses", "/random/1", "/v1/responses?x=1"):
+        metrics.observe_receipt(receipt(path=path, unscored_because="path_not_scored"))
+    metrics.observe_receipt(receipt(path="/v1/chat/completions", unscored_because="multimodal_input"))
+    metrics.observe_receipt(receipt(path="/v1/completions"))
+    assert {name: value for name, value in samples(metrics).items() if name.startswith("kvrelay_unscored_total")} == {
+        'kvrelay_unscored_total{because="path_not_scored",path="/v1/responses"}': 2,
+        'kvrelay_unscored_total{because="path_not_scored",path="other"}': 2,
+        'kvrelay_unscored_total{because="multimodal_input",path="/v1/chat/completions"}': 1,
+    }
+
+
 def test_failed_attempts_are_counted_where_they_failed() -> None:
     metrics = Metrics()
     failed = Attempt(1, "A", "1", 0, RouteReason.ROUND_ROBIN, 0.5, Fault.CONNECT)

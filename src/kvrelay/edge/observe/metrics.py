@@ -26,6 +26,27 @@ ITL_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0
 E2E_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 DECISION_S = (1e-5, 2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.1)
 NO_WORKER = "none"  # label of requests that reached no worker
+# Paths that have a label of their own; clients may ask for any other, so those share one.
+COUNTED_PATHS = frozenset(
+    (
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/v1/models",
+        "/v1/rerank",
+        "/v1/score",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/v1/audio/speech",
+        "/v1/images/generations",
+        "/detokenize",
+        "/pooling",
+        "/tokenize",
+    )
+)
+OTHER_PATH = "other"
 GATES = ("prefix", "route", "residency", "transfer")
 
 Labels = tuple[str, ...]
@@ -87,6 +108,9 @@ class Metrics(Collector):
             "kvrelay_attempts_failed_total", "Attempts that ended badly, retried or not.", ("worker", "fault")
         )
         self.spills = Counter("kvrelay_spills_total", "Requests sent away from the best cache because it was busy.")
+        self.unscored = Counter(
+            "kvrelay_unscored_total", "Requests routed without matching their prompt.", ("path", "because")
+        )
         self.claimed = Counter(
             "kvrelay_claimed_tokens_total", "Cached tokens believed at routing time.", ("worker", "tier")
         )
@@ -126,6 +150,9 @@ class Metrics(Collector):
                 self.attempts_failed.add((attempt.worker, attempt.fault.value))
         if receipt.spilled_from is not None:
             self.spills.add(())
+        if receipt.unscored_because is not None:
+            path = receipt.path if receipt.path in COUNTED_PATHS else OTHER_PATH
+            self.unscored.add((path, receipt.unscored_because))
         self._observe_tokens(worker, receipt)
         self._observe_times(receipt)
 
@@ -188,6 +215,7 @@ class Metrics(Collector):
             self.requests,
             self.attempts_failed,
             self.spills,
+            self.unscored,
             self.claimed,
             self.actual,
             self.eligible,
