@@ -55,5 +55,9 @@ def tokens(value: int | None, *, signed: bool = False) -> str:
     return f"{value:+,}" if signed and value else f"{value:,}"
 
 
+def times(ratio: float | None) -> str:
+    return UNKNOWN if ratio is None else f"{ratio:.2f}x"
+
+
 def percent(ratio: float | None) -> str:
     return UNKNOWN if ratio is None else f"{100 * ratio:.1f} %"

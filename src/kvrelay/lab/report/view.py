@@ -13,7 +13,7 @@ from kvrelay.lab.demo.demo import DemoRun, Measured
 from kvrelay.lab.demo.results import ArmData, Figures, PolicyResult
 from kvrelay.lab.demo.story import receipt_in_words
 from kvrelay.lab.demo.verdict import hit_ratio
-from kvrelay.lab.report.table import Table, milliseconds, percent, tokens
+from kvrelay.lab.report.table import Table, milliseconds, percent, times, tokens
 
 GATES = GateLoss.__struct_fields__
 LOAD_POINTS = 120
@@ -107,7 +107,7 @@ def overview_table(results: dict[str, PolicyResult], *, winner: str | None) -> T
             tokens(claimed_minus_actual(result), signed=True),
             percent(hit_ratio(result)),
             tokens(result.recomputed_tokens),
-            "unknown" if result.max_over_mean_load is None else f"{result.max_over_mean_load:.2f}x",
+            times(result.max_over_mean_load),
         )
         for policy, result in results.items()
     ]
@@ -170,7 +170,7 @@ def _hits_chart(results: dict[str, PolicyResult]) -> Chart:
         for policy, result in results.items()
         for number, figures in enumerate(result.repeats)
     ]
-    header = ("policy", "repeat", "hit tokens", "hit rate", "recomputed", "busiest / mean")
+    header = ("policy", "repeat", "actual hit tokens", "hit rate", "recomputed tokens", "busiest / mean load")
     table = [
         (
             policy,
@@ -178,7 +178,7 @@ def _hits_chart(results: dict[str, PolicyResult]) -> Chart:
             tokens(figures.actual_cached_tokens),
             percent(hit_ratio(figures)),
             tokens(figures.recomputed_tokens),
-            f"{figures.max_over_mean_load or 0:.2f}x",
+            times(figures.max_over_mean_load),
         )
         for policy, result in results.items()
         for number, figures in enumerate(result.repeats)
@@ -195,8 +195,10 @@ def _hits_chart(results: dict[str, PolicyResult]) -> Chart:
 def _gates_chart(results: dict[str, PolicyResult]) -> Chart:
     rows, table = [], []
     for policy, result in results.items():
-        parts = {"hit": result.actual_cached_tokens or 0, **msgspec.to_builtins(result.gate_loss_tokens)}
-        rows += [{"policy": policy, "gate": gate, "tokens": count} for gate, count in parts.items()]
+        parts = {"hit": result.actual_cached_tokens, **msgspec.to_builtins(result.gate_loss_tokens)}
+        rows += [
+            {"policy": policy, "gate": gate, "tokens": count} for gate, count in parts.items() if count is not None
+        ]
         table.append((policy, *(tokens(count) for count in parts.values()), tokens(result.eligible_tokens)))
     meaning = "; ".join(f"{gate}: {text}" for gate, text in EXPLAINED_GATES.items())
     return Chart(

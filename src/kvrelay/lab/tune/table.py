@@ -8,7 +8,7 @@ import msgspec
 
 from kvrelay.lab.demo.settings import LABEL
 from kvrelay.lab.demo.verdict import hit_ratio
-from kvrelay.lab.report.table import Table, milliseconds, percent, tokens
+from kvrelay.lab.report.table import Table, milliseconds, percent, times, tokens
 from kvrelay.lab.tune.sweep import Sweep
 
 HEADER = (
