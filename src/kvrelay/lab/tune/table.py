@@ -12,7 +12,7 @@ from kvrelay.lab.report.table import Table, milliseconds, percent, times, tokens
 from kvrelay.lab.tune.sweep import Sweep
 
 HEADER = (
-    "alpha,beta,gamma,delta", "SLO", "failed", "TTFT p50 ms", "TTFT p95 ms", "hit tokens", "hit rate", "busiest / mean",
+    "alpha,beta,gamma,delta", "SLO", "failed", "TTFT p50 ms", "TTFT p95 ms", "actual hit tokens", "hit rate", "busiest / mean load",
 )  # fmt: skip
 WORDS = {True: "pass", False: "fail", None: "unknown"}
 
@@ -27,7 +27,7 @@ def sweep_table(sweep: Sweep) -> Table:
             milliseconds(result.ttft_ms.p95),
             tokens(result.actual_cached_tokens),
             percent(hit_ratio(result)),
-            "unknown" if result.max_over_mean_load is None else f"{result.max_over_mean_load:.2f}x",
+            times(result.max_over_mean_load),
         )
         for name, result in sweep.measured.results.items()
     ]
