@@ -61,6 +61,16 @@ async def test_the_request_reaches_the_worker_as_it_was_sent() -> None:
         assert seen.header(b"x-request-id") is not None
 
 
+async def test_an_id_that_we_cannot_use_reaches_the_worker_as_the_only_one() -> None:
+    worker = ScriptedWorker("a")
+    async with running(worker) as gateway, client_of(gateway) as client:
+        _, _, headers = await client.post(token_body(), x_request_id="has blanks, and is odd")
+        (seen,) = worker.requests
+        ids = [value for name, value in seen.headers if name.lower() == b"x-request-id"]
+        assert ids == [b"has blanks, and is odd"]
+        assert headers["x-kvrelay-request-id"].startswith("kvr-")
+
+
 async def test_hop_by_hop_headers_of_the_worker_end_here() -> None:
     def script(exchange: Exchange) -> None:
         exchange.respond(200, (JSON, (b"keep-alive", b"timeout=5"), (b"x-kept", b"1"), (b"te", b"x")), ANSWER)

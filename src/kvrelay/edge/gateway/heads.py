@@ -34,6 +34,7 @@ class RequestHead(Struct):
     forwarded: list[bytes]
     authorization: bytes | None = None
     request_id: str | None = None
+    names_itself: bool = False  # has an id of its own, though not one that we could use as ours
     session_id: str | None = None
     priority: int = 0
     encoded_body: bool = False  # compressed: no member of it can be read
@@ -61,6 +62,7 @@ def read_head(headers: Sequence[Header], session_header: bytes) -> RequestHead:
             second_session = value
         elif lowered == b"x-request-id":
             head.request_id = _word(_REQUEST_ID, value)
+            head.names_itself = True
         elif lowered == b"content-encoding":
             head.encoded_body = value.strip().lower() != b"identity"
         elif lowered in _DIGESTS:

@@ -362,7 +362,7 @@ class ClientRequest:
             lines = route.authorization_line or b""
         elif self._head.authorization is not None:
             lines = b"authorization: %b\r\n" % self._head.authorization
-        if self._head.request_id is None:
+        if not self._head.names_itself:
             lines += b"x-request-id: %b\r\n" % self._id_bytes
         if effect.rank is not None:
             lines += b"x-data-parallel-rank: %d\r\n" % effect.rank
