@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import resource
+import signal
 import threading
 import time
 from pathlib import Path
@@ -68,6 +70,41 @@ def test_nothing_kept_still_bounds_the_file(tmp_path: Path) -> None:
     log.close()
     assert [file.name for file in tmp_path.iterdir()] == ["r.jsonl"]
     assert ids(tmp_path / "r.jsonl")[-1] == "29"
+
+
+def test_a_rotation_that_fails_costs_its_receipts_and_not_those_after_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR, "kvrelay")
+    path, in_the_way = tmp_path / "r.jsonl", tmp_path / "r.jsonl.1"
+    in_the_way.mkdir()
+    log = ReceiptLog(path, rotate_mb=1, keep=1)
+    for number in range(12):
+        log.write(receipt(f"{number}", session_id="x" * 100_000))
+        log.flush()
+    in_the_way.rmdir()
+    log.write(receipt("late", session_id="x" * 100_000))
+    log.close()
+    assert [*ids(in_the_way), *ids(path)] == [*(str(number) for number in range(10)), "late"]
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    log = ReceiptLog(path)
+    log.write(receipt("a"))
+    log.flush()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, hard))
+    try:
+        log.write(receipt("b"))
+        log.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    log.write(receipt("c"))
+    log.close()
+    assert ids(path) == ["a", "c"]
 
 
 def test_the_last_receipts_are_in_memory_newest_first() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -130,39 +131,57 @@ class _Writer:
 
 
 class _RotatedFile:
-    """`receipts.jsonl`, and before it `receipts.jsonl.1` (newest) to `.N`."""
+    """`receipts.jsonl`, and before it `receipts.jsonl.1` (newest) to `.N`. An error does not end its usefulness."""
 
     def __init__(self, path: Path, rotate_bytes: int, keep: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._rotate_bytes = rotate_bytes
         self._keep = keep
-        self._file: BinaryIO = path.open("ab", buffering=0)
-        self._size_bytes = path.stat().st_size
+        self._open()
 
     def append(self, lines: list[bytes]) -> None:
-        start = 0
-        for end, line in enumerate(lines):
-            if self._size_bytes + len(line) > self._rotate_bytes and self._size_bytes > 0:
-                self._file.write(b"".join(lines[start:end]))
-                start = end
+        """Raises OSError; what was not written then is lost, but no line is ever half in the file."""
+        if self._file.closed:  # a rotation failed half-way
+            self._open()
+        part: list[bytes] = []
+        size_bytes = self._size_bytes
+        for line in lines:
+            if size_bytes + len(line) > self._rotate_bytes and size_bytes > 0:
+                self._write(part)
                 self._rotate()
-            self._size_bytes += len(line)
-        self._file.write(b"".join(lines[start:]))
+                part, size_bytes = [], 0
+            part.append(line)
+            size_bytes += len(line)
+        self._write(part)
 
     def close(self) -> None:
         self._file.close()
 
+    def _open(self) -> None:
+        self._file: BinaryIO = self._path.open("ab", buffering=0)
+        self._size_bytes = self._path.stat().st_size
+
+    def _write(self, lines: list[bytes]) -> None:
+        """A full disk may take a part of what it is given; that part goes again."""
+        data = memoryview(b"".join(lines))
+        end_bytes = self._size_bytes + len(data)
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(self._size_bytes)
+            raise
+        self._size_bytes = end_bytes
+
     def _rotate(self) -> None:
         self._file.close()
         self._numbered(self._keep).unlink(missing_ok=True)
-        for number in range(self._keep - 1, 0, -1):
+        for number in range(self._keep - 1, -1, -1):
             if self._numbered(number).exists():
                 self._numbered(number).rename(self._numbered(number + 1))
-        if self._keep:
-            self._path.rename(self._numbered(1))
-        self._file = self._path.open("wb", buffering=0)
-        self._size_bytes = 0
+        self._open()
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}") if number else self._path

@@ -12,7 +12,8 @@ from kvrelay.lab.report.table import Table, milliseconds, percent, times, tokens
 from kvrelay.lab.tune.sweep import Sweep
 
 HEADER = (
-    "alpha,beta,gamma,delta", "SLO", "failed", "TTFT p50 ms", "TTFT p95 ms", "actual hit tokens", "hit rate", "busiest / mean load",
+    "alpha,beta,gamma,delta", "SLO", "failed", "TTFT p50 ms", "TTFT p95 ms", "actual hit tokens", "hit rate",
+    "busiest / mean load",
 )  # fmt: skip
 WORDS = {True: "pass", False: "fail", None: "unknown"}
 
