@@ -18,10 +18,9 @@ demo: $(STAMP)
 test: lint chromium
 	$(BIN)/python -m pytest -m "not real"
 
-# Suites against real engines and servers; they prepare what they need themselves.
+# Against real vLLM on CPU. The first run installs the engine into a cache of its own (some minutes, 3.5 GB).
 test-real: $(STAMP)
-	@$(BIN)/python -m pytest -m real; code=$$?; \
-	if [ $$code = 5 ]; then echo "this version has no suites against real engines yet" >&2; exit 0; fi; exit $$code
+	$(BIN)/python -m pytest -m real tests/real
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests bench

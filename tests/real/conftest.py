@@ -1,0 +1,65 @@
+"""Two real vLLM workers for the whole test run, and a gateway in front of them for each test that wants one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.real.client import Client
+from tests.real.engine import EngineUnavailable, VllmWorker, installed
+
+
+@pytest.fixture(scope="session")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmWorker, VllmWorker]]:
+    folder = tmp_path_factory.mktemp("vllm")
+    pair: tuple[VllmWorker, ...] = ()
+    try:
+        engine = installed()
+        cores = os.cpu_count() or 1
+        pair = tuple(
+            VllmWorker(engine, name, port=_free_port(), cpu=i % cores, folder=folder) for i, name in enumerate("ab")
+        )
+        for worker in pair:
+            worker.start()
+        for worker in pair:
+            worker.wait_until_up()
+        yield pair[0], pair[1]
+    except EngineUnavailable as reason:
+        pytest.fail(f"the real engine cannot run here: {reason}", pytrace=False)
+    finally:
+        for worker in pair:
+            worker.kill()
+
+
+@contextmanager
+def gateway(workers: tuple[VllmWorker, ...], receipts: Path) -> Iterator[Client]:
+    """`kvrelay serve` as a process of its own."""
+    command = [sys.executable, "-m", "kvrelay.cli.main", "serve", "--port", "0", "--admin-port", "0", "--json"]
+    for worker in workers:
+        command += ["--worker", worker.url]
+    environment = {**os.environ, "KVRELAY_HEALTH__INTERVAL_S": "0.5", "KVRELAY_RECEIPTS__PATH": str(receipts)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+    try:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        client = Client(ready["url"], ready["admin_url"], receipts)
+        client.wait_for_live(len(workers))
+        yield client
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,56 @@
+"""Write a tiny Llama with seeded random weights and a byte-level tokenizer. Run with the engine's own Python.
+
+Weights are drawn wide (std 0.25): with the usual small values a wrong KV might not change the most likely token.
+"""
+
+import sys
+
+import tokenizers
+import torch
+import transformers
+
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<pad>")
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def main(folder: str) -> None:
+    vocabulary = _write_tokenizer(folder)
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=8192,
+        eos_token_id=vocabulary["<|im_end|>"],
+        pad_token_id=vocabulary["<pad>"],
+        bos_token_id=None,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights, std=0.25)
+    model.float().save_pretrained(folder)
+
+
+def _write_tokenizer(folder: str) -> dict[str, int]:
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*letters, *SPECIAL])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens([tokenizers.AddedToken(t, special=True, normalized=False) for t in SPECIAL])
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>", chat_template=TEMPLATE
+    )
+    fast.save_pretrained(folder)
+    return vocabulary
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
