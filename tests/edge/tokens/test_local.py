@@ -92,7 +92,7 @@ def test_files_that_are_no_tokenizer_or_no_template_are_said_at_the_start(tokeni
 
 async def test_small_and_mostly_known_prompts_need_no_thread() -> None:
     tokenizer = made()
-    known, new = "known " * 300, "new words " * 100
+    known, new = "known " * 300, "new words " * 200
     assert tokenizer.at_once(user(known)) is None
     ids = await tokenizer.token_ids(user(known), None)
     found = tokenizer.at_once(user(known))

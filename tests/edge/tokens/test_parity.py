@@ -77,11 +77,26 @@ def verdicts(gateway: Gateway, worker: str) -> dict[str, str]:
 
 async def answered(gateway: Gateway, client: Client, content: object) -> Receipt:
     known = len(receipts(gateway))
-    body: dict[str, object] = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
-    assert (await client.post(body, "/v1/chat/completions"))[0] == 200
+    assert (await client.post(body_of(content), "/v1/chat/completions"))[0] == 200
     await until(lambda: len(receipts(gateway)) > known)
-    await asyncio.sleep(0.2)  # events come after the answer
     return receipts(gateway)[0]
+
+
+def body_of(content: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
+
+
+async def until_indexed(client: Client, content: object, tokens: int) -> None:
+    """Events come after the answer."""
+    async with asyncio.timeout(20):
+        while await matched_tokens(client, content) < tokens:  # noqa: ASYNC110  a question over HTTP
+            await asyncio.sleep(0.02)
+
+
+async def matched_tokens(client: Client, content: object) -> int:
+    _, answer = await client.admin("POST", "/admin/match", body_of(content))
+    found: int = answer["candidates"][0]["matched_tokens"]
+    return found
 
 
 @pytest.mark.covers("S19")
@@ -93,6 +108,8 @@ async def test_parts_are_scored_as_the_engine_sees_them(
     async with before_mock(worker_url, settings) as (gateway, client):
         first = await answered(gateway, client, f"{who} {LONG}\n{LONG}")
         assert first.unscored_because is None and first.matched_tokens_at_route == 0
+        assert first.prompt_tokens is not None
+        await until_indexed(client, f"{who} {LONG}\n{LONG}", first.prompt_tokens - BLOCK)
         one_part = [{"type": "text", "text": f"{who} {LONG}\n{LONG}"}]
         two_parts = [{"type": "text", "text": f"{who} {LONG}"}, {"type": "text", "text": LONG}]
         for content in (one_part, two_parts):

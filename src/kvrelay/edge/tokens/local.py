@@ -29,7 +29,7 @@ from kvrelay.edge.tokens.template import ChatTemplate
 
 SAMPLE_EVERY = 1000  # prompts; one of them is encoded whole as well
 IN_LOOP_PROMPT_BYTES = 16 * 1024
-IN_LOOP_NEW_CHARS = 512  # about what a change of threads costs
+IN_LOOP_NEW_CHARS = 1024  # to encode them costs the loop about what handing over to a thread would
 LONG_PROMPT_BYTES = 64 * 1024
 MAX_PROMPT_BYTES = 8 * 2**20  # more than any context; it would hold up all others
 

@@ -56,8 +56,13 @@ class TokenService:
 
     def at_once(self, prompt: TextPrompt, model: str | None) -> TokenIds | None:
         """None: not without waiting, see `token_ids`."""
-        found = self._cache.get(_digest(prompt, model, self.tokenizer.revision))
-        return found if found is not None else self.tokenizer.at_once(prompt)
+        key = _digest(prompt, model, self.tokenizer.revision)
+        found = self._cache.get(key)
+        if found is None:
+            found = self.tokenizer.at_once(prompt)
+            if found is not None:
+                self._cache.put(key, found)
+        return found
 
     async def token_ids(self, prompt: TextPrompt, model: str | None) -> TokenIds | Unscored:
         """Never raises but for cancellation."""
