@@ -19,7 +19,7 @@ from kvrelay.edge.system.sections import TokensSection
 from kvrelay.edge.tokens import local as local_module
 from kvrelay.edge.tokens.local import LocalTokenizer, local_tokenizer
 from kvrelay.edge.tokens.segments import encode_whole
-from kvrelay.edge.tokens.service import CannotTokenize, TokenService
+from kvrelay.edge.tokens.service import MAX_PROMPT_BYTES, CannotTokenize, TokenService
 from kvrelay.edge.tokens.template import ChatTemplate
 from tests.edge.tokens import chats
 from tests.edge.tokens.families import CHATML, byte_level
@@ -87,6 +87,18 @@ def test_files_that_are_no_tokenizer_or_no_template_are_said_at_the_start(tokeni
         local_tokenizer(TokensSection(tokenizer=tokenizer_file), cache_bytes=MIB)
 
 
+async def test_a_tokenizer_that_fails_is_a_reason(tokenizer_file: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    narrow = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}))
+    narrow.add_special_tokens(["<s>"])
+    narrow.save(str(tokenizer_file))
+    with pytest.raises(CannotTokenize, match="tokenizer_failed"):
+        local_tokenizer(TokensSection(tokenizer=tokenizer_file), cache_bytes=0).encode(text_prompt("unknown"))
+    tokenizer = local_tokenizer(TokensSection(tokenizer=tokenizer_file), cache_bytes=MIB)
+    assert tokenizer.why is not None and tokenizer.why.startswith("the tokenizer fails at a text of the self-check: ")
+    tokenizer.close()
+
+
 # --- what runs where -------------------------------------------------------------------------------------------------
 
 
@@ -111,7 +123,7 @@ async def test_what_cannot_be_done_at_once_gets_its_reason_later() -> None:
     for prompt, because in (
         (chats.prompt_of(messages=[{"role": "user", "content": [{"type": "file"}]}]), "content_part_not_text"),
         (TextPrompt(b'"\\ud800"', {"prompt": "a\ud800"}, is_chat=False), "invalid_text"),
-        (TextPrompt(b"x" * (local_module.MAX_PROMPT_BYTES + 1), {"prompt": ""}, is_chat=False), "prompt_too_large"),
+        (TextPrompt(b"x" * (MAX_PROMPT_BYTES + 1), {"prompt": ""}, is_chat=False), "prompt_too_large"),
     ):
         assert service.at_once(prompt, None) is None
         assert await service.token_ids(prompt, None) == Unscored(because)

@@ -15,7 +15,7 @@ from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.gateway.openai import TextPrompt
 from kvrelay.edge.tokens import selfcheck
 from kvrelay.edge.tokens.local import LocalTokenizer
-from kvrelay.edge.tokens.segments import CannotCut, SegmentTokenizer, Tally, _longest_of, encode_whole
+from kvrelay.edge.tokens.segments import MAX_CUTS, CannotCut, SegmentTokenizer, Tally, _longest_of, encode_whole
 from kvrelay.edge.tokens.template import ChatTemplate
 from tests.edge.tokens import chats
 from tests.edge.tokens.families import CHATML, FAMILIES, byte_level, metaspace, words
@@ -151,6 +151,17 @@ def test_of_several_tokens_the_longest_is_found() -> None:
     tokenizer.add_special_tokens(["<a", "<ab", "<abc>", "<b"])
     segments = segmented(tokenizer)
     for text in ("<abc", "<abc>", "<a<ab<b>", "<abb", "x<a", "<a>", "<|im_start|>>"):
+        assert np.array_equal(segments.token_ids(text, framed=False), encode_whole(tokenizer, text, framed=False))
+
+
+@pytest.mark.parametrize("added", [(), ("<odd>",)])
+def test_a_text_full_of_special_tokens_is_cut_a_bounded_number_of_times(added: tuple[str, ...]) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = byte_level()
+    tokenizer.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in added])
+    segments = segmented(tokenizer)
+    for text in ("a<|im_end|>" * 6000, "<|im_start|>" * 6000 + "b"):
+        assert len(segments.cut(text).parts) == 2 * MAX_CUTS + 1
         assert np.array_equal(segments.token_ids(text, framed=False), encode_whole(tokenizer, text, framed=False))
 
 

@@ -31,7 +31,6 @@ SAMPLE_EVERY = 1000  # prompts; one of them is encoded whole as well
 IN_LOOP_PROMPT_BYTES = 16 * 1024
 IN_LOOP_NEW_CHARS = 1024  # to encode them costs the loop about what handing over to a thread would
 LONG_PROMPT_BYTES = 64 * 1024
-MAX_PROMPT_BYTES = 8 * 2**20  # more than any context; it would hold up all others
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -74,34 +73,36 @@ class LocalTokenizer:
             return None
         try:
             cut = segments.cut(self._text(prompt))
-        except (CannotTokenize, UnicodeError):
-            return None  # the reason is found again where it can be told
-        if cut.new_chars > IN_LOOP_NEW_CHARS:
+            if cut.new_chars > IN_LOOP_NEW_CHARS:
+                return None
+            token_ids = segments.complete(cut, framed=not prompt.is_chat)
+        except Exception:  # the reason is found again where it can be told
             return None
         self._prompts += 1
-        return segments.complete(cut, framed=not prompt.is_chat)
+        return token_ids
 
     async def token_ids(self, prompt: TextPrompt, model: str | None) -> TokenIds:
         if prompt.is_chat and self._template is None:
             raise CannotTokenize("no_chat_template")
-        if len(prompt.raw) > MAX_PROMPT_BYTES:
-            raise CannotTokenize("prompt_too_large")
         thread = self._long if len(prompt.raw) > LONG_PROMPT_BYTES else self._short
         return await asyncio.get_running_loop().run_in_executor(thread, self.encode, prompt)
 
     def encode(self, prompt: TextPrompt) -> TokenIds:
         """Raises CannotTokenize. Takes its time."""
         framed = not prompt.is_chat  # a template writes its special tokens itself
+        segments = self.segments  # the other thread may turn it off
+        text = self._text(prompt)
+        is_sample = self._sample_is_due()
+        self._prompts += 1
         try:
-            text = self._text(prompt)
-            is_sample = self._sample_is_due()
-            self._prompts += 1
-            if self.segments is None:
+            if segments is None:
                 return encode_whole(self._tokenizer, text, framed=framed)
-            token_ids = self.segments.token_ids(text, framed=framed)
+            token_ids = segments.token_ids(text, framed=framed)
             return self._verified(token_ids, text, framed=framed) if is_sample else token_ids
         except UnicodeError as error:  # JSON can say what no text contains: half of a surrogate pair
             raise CannotTokenize("invalid_text") from error
+        except Exception as error:  # the library raises bare Exception, for instance without a token for the unknown
+            raise CannotTokenize("tokenizer_failed") from error
 
     def lookups(self) -> tuple[int, int]:
         """Hits and misses so far; they stay when the cache is turned off."""

@@ -27,6 +27,7 @@ from msgspec import Struct
 from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.tokens.cache import TokenCache
 
+MAX_CUTS = 4096  # in one text; what follows is one piece, special tokens and all
 NO_IDS: TokenIds = np.empty(0, dtype=np.uint32)
 
 
@@ -180,7 +181,7 @@ def _anchor(special: Iterable[str], tokens: Sequence[str]) -> str:
 def _splitter(tokens: Sequence[str], special: frozenset[str]) -> Callable[[str], list[str]]:
     pattern = re.compile(f"({_longest_of(sorted(set(tokens)))})")
     if special.issuperset(tokens):
-        return pattern.split
+        return lambda text: pattern.split(text, MAX_CUTS)
     return lambda text: _split_at(pattern, special, text)
 
 
@@ -192,6 +193,8 @@ def _split_at(pattern: re.Pattern[str], special: frozenset[str], text: str) -> l
         if match.group() in special:
             parts += (text[start : match.start()], match.group())
             start = match.end()
+            if len(parts) == 2 * MAX_CUTS:
+                break
     parts.append(text[start:])
     return parts
 

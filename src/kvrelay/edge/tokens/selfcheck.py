@@ -50,9 +50,13 @@ def check(segments: SegmentTokenizer, tokenizer: Any, more_texts: Iterable[str] 
     """Raises CannotCut at the first difference. Each text is asked for twice: new, and from the cache."""
     for text in (*_texts(segments.special), *more_texts):
         for framed in (False, True):
-            whole = encode_whole(tokenizer, text, framed=framed)
-            for how in ("cut", "remembered"):
-                if not np.array_equal(segments.token_ids(text, framed=framed), whole):
+            try:
+                whole = encode_whole(tokenizer, text, framed=framed)
+                found = [segments.token_ids(text, framed=framed) for _ in range(2)]
+            except Exception as error:  # the library raises bare Exception
+                raise CannotCut(f"the tokenizer fails at a text of the self-check: {error}") from error
+            for how, ids in zip(("cut", "remembered"), found, strict=True):
+                if not np.array_equal(ids, whole):
                     raise CannotCut(f"{how}, the text {text!a} of the self-check gets other token ids")
 
 

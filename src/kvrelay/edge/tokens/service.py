@@ -15,6 +15,7 @@ from kvrelay.edge.gateway.openai import TextPrompt, Unscored
 from kvrelay.edge.tokens.cache import TokenCache
 
 DEADLINE_S = 2.0
+MAX_PROMPT_BYTES = 8 * 2**20  # more than any context; it would hold up all others
 MAX_QUESTIONS = 64  # at the same time; more requests than that are routed unscored rather than queued
 
 
@@ -66,6 +67,8 @@ class TokenService:
 
     async def token_ids(self, prompt: TextPrompt, model: str | None) -> TokenIds | Unscored:
         """Never raises but for cancellation."""
+        if len(prompt.raw) > MAX_PROMPT_BYTES:
+            return Unscored("prompt_too_large")
         if self._running >= MAX_QUESTIONS:
             return Unscored("tokenizer_busy")
         self._running += 1
