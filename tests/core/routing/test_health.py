@@ -64,3 +64,26 @@ def test_a_trial_whose_client_left_frees_the_place(health):
     health.dispatched("t")
     health.released("t")
     assert health.routable(1.0) and not health.steady
+
+
+@pytest.mark.covers("S26")
+def test_requests_that_break_together_are_one_relapse(health):
+    for i in range(60):
+        health.failed(0.0, f"r{i}", Fault.RESET)
+    assert health.routable(1.0)
+    health.dispatched("t")
+    for i in range(60):
+        health.failed(1.1, f"late{i}", Fault.RESET)
+    health.failed(1.2, "t", Fault.RESET)
+    assert not health.routable(3.1) and health.routable(3.2)
+
+
+@pytest.mark.covers("S26")
+def test_a_stream_from_better_days_that_ends_well_does_not_end_a_suspension(health):
+    for i in range(2):
+        health.failed(0.0, f"r{i}", Fault.SERVER_ERROR)
+    health.served("old")
+    assert not health.routable(0.9)
+    health.dispatched("t")
+    health.served("t")
+    assert health.steady

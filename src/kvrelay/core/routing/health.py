@@ -73,12 +73,15 @@ class Health:
 
     def failed(self, now: float, request_id: str, fault: Fault) -> Change:
         """A request failed there."""
+        old_news = self._is_old_news(request_id)
         self._end_trial(request_id)
         if fault in _SAYS_NOTHING:
             return Change.NONE
         if fault in _UNREACHABLE:
             self._probe_successes = 0
             return self._set_up(False)
+        if old_news:
+            return Change.NONE
         self._serving_failures += 1
         if self._serving_failures >= self._failures_to_down:
             self._suspend(now)
@@ -86,6 +89,8 @@ class Health:
 
     def served(self, request_id: str) -> None:
         """A request ended well there."""
+        if self._is_old_news(request_id):
+            return
         self._end_trial(request_id)
         self._serving_failures = 0
         self._suspension_s = 0.0
@@ -98,6 +103,10 @@ class Health:
     def _suspend(self, now: float) -> None:
         self._suspension_s = min(max(_FIRST_SUSPENSION_S, self._suspension_s * 2), _LONGEST_SUSPENSION_S)
         self._suspended_until = now + self._suspension_s
+
+    def _is_old_news(self, request_id: str) -> bool:
+        """Sent before the suspension: a burst that broke together is one relapse, not one for each of its requests."""
+        return self._suspended_until is not None and self._trial != request_id
 
     def _end_trial(self, request_id: str) -> None:
         if self._trial == request_id:
