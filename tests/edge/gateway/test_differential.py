@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from base64 import b64decode
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from kvrelay.core.model.units import Status
 from kvrelay.edge.gateway.gateway import Gateway
 from kvrelay.edge.system.config import load_config
 from kvrelay.edge.worker.launch import MockFleet, RunningWorker
@@ -233,6 +236,49 @@ async def test_curl_and_aiohttp_see_the_same(worker: RunningWorker, gateway: Gat
     without_time = [[masked(line) for line in lines] for lines in by_aiohttp]
     assert without_time[0] == without_time[1]
     assert masked(by_curl[1][1]) == masked(by_curl[2][1]) == b"".join(without_time[0])
+
+
+# A whole answer, a stream in pieces, a refusal, and a stream that is cancelled half way; connections are kept.
+NODE = """
+const url = process.argv[1], said = [];
+const ask = (path, body, more = {}) => fetch(url + path, {
+  method: "POST", body: JSON.stringify(body),
+  headers: {"content-type": "application/json", "x-request-id": "same"}, ...more,
+});
+const prompt = Array.from({length: 120}, (_, i) => 300 + i);
+for (const more of [{}, {stream: true}, {model: "none", stream: true}]) {
+  const answer = await ask("/v1/completions", {prompt, max_tokens: 4, ...more});
+  const pieces = [];
+  for await (const piece of answer.body) pieces.push(Buffer.from(piece));
+  said.push([answer.status, answer.headers.get("content-type"), Buffer.concat(pieces).toString("base64")]);
+}
+const leaving = new AbortController();
+const cut = await ask("/v1/completions", {prompt, max_tokens: 4000, stream: true}, {signal: leaving.signal});
+await cut.body.getReader().read();
+leaving.abort();
+const after = await fetch(url + "/v1/models");
+said.push([cut.status, after.status, Buffer.from(await after.arrayBuffer()).toString("base64")]);
+console.log(JSON.stringify(said));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no Node on this machine")
+async def test_fetch_of_node_sees_the_same(worker: RunningWorker, gateway: Gateway) -> None:
+    said = []
+    for url in (worker.url, worker.url, gateway.url):
+        status, out = await _output_of("node", "--input-type=module", "--eval", NODE, url)
+        assert status == 0
+        said.append([[*answer[:2], masked(b64decode(answer[2]))] for answer in msgspec.json.decode(out)])
+    assert said[1] == said[2]
+    assert [answer[0] for answer in said[2]] == [200, 200, 404, 200]
+    await until(lambda: len(receipts(gateway)) == 5)
+    assert [receipt.status for receipt in receipts(gateway)].count(Status.CLIENT_CANCELLED) == 1
+
+
+async def _output_of(*command: str) -> tuple[int | None, bytes]:
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    return process.returncode, out
 
 
 async def _curl(url: str, body: str) -> tuple[int, bytes]:
