@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ class Run:
             (*COMMAND, "--port", "0", "--workers", str(workers), "--json", *options),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            start_new_session=True,
         )
         assert self.process.stdout is not None
         self.ready: list[dict[str, Any]] = [json.loads(self.process.stdout.readline()) for _ in range(workers)]
@@ -96,6 +98,30 @@ def test_restart_gives_a_new_life_on_the_same_address(runs: list[Run]) -> None:
     assert serves(again["url"])
     assert run.end(signal.SIGINT)[0] == 0
     assert not exists(again["pid"])
+
+
+def test_ctrl_c_in_a_terminal_lets_running_requests_end(runs: list[Run]) -> None:
+    """A terminal signals every process of the group, not only the command."""
+    run = Run("--decode-ms", "20", workers=1)
+    runs.append(run)
+    answers: list[dict[str, Any]] = []
+
+    def ask() -> None:
+        body = b'{"prompt": [1, 2, 3], "max_tokens": 60}'
+        request = urllib.request.Request(
+            run.ready[0]["url"] + "/v1/completions", body, {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=20) as response:
+            answers.append(json.load(response))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.4)
+    os.killpg(run.process.pid, signal.SIGINT)
+    asking.join(20)
+    _, talk = run.process.communicate(timeout=20)
+    assert (run.process.returncode, talk) == (0, b"")
+    assert answers[0]["usage"]["completion_tokens"] == 60
 
 
 def test_when_every_worker_has_ended_the_command_ends_with_1(runs: list[Run]) -> None:

@@ -180,8 +180,12 @@ class MockFleet:
 
 
 def _spawn(spec: MockSpec) -> subprocess.Popen[bytes]:
+    """In a session of its own: a terminal's Ctrl-C is for us, and our SIGTERM would be the worker's second signal."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "kvrelay.edge.worker.process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "kvrelay.edge.worker.process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     assert process.stdin is not None
     try:

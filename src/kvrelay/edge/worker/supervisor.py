@@ -30,8 +30,9 @@ class Supervisor:
         self._on_restarted = on_restarted
         self._on_restart_failed = on_restart_failed
         self._stop = asyncio.Event()
+        self._asked = False  # to stop, by a signal
         self._tasks: set[asyncio.Task[None]] = set()
-        self._alive = 0
+        self._watched: dict[int, RunningWorker] = {}  # living ones, by the descriptor that tells of their end
 
     async def run(self) -> bool:
         """Until a signal comes, then drain and stop all. False: every worker had ended before."""
@@ -41,37 +42,47 @@ class Supervisor:
         for worker in self._fleet.workers:
             self._watch(worker)
         await self._stop.wait()
-        asked = self._alive > 0
+        self._stop_watching()
         for task in self._tasks:
             task.cancel()
         await asyncio.to_thread(self._fleet.stop)
-        return asked
+        return self._asked
 
     def _on_signal(self) -> None:
         """The second signal is for somebody who does not want to wait for the drain."""
-        if self._stop.is_set():
+        if self._asked:
             for worker in self._fleet.workers:
                 worker.signal(signal.SIGKILL)
+        self._asked = True
         self._stop.set()
 
     def _watch(self, worker: RunningWorker) -> None:
-        self._alive += 1
         descriptor = os.pidfd_open(worker.pid)
+        self._watched[descriptor] = worker
         asyncio.get_running_loop().add_reader(descriptor, self._on_end, worker, descriptor)
+
+    def _stop_watching(self) -> None:
+        """Of a worker that ended just before we were told to stop, its end is news; of the others it is our doing."""
+        for descriptor, worker in tuple(self._watched.items()):
+            asyncio.get_running_loop().remove_reader(descriptor)
+            if not worker.alive:
+                self._buried(worker, descriptor)
+            else:
+                os.close(descriptor)
+
+    def _buried(self, worker: RunningWorker, descriptor: int) -> None:
+        del self._watched[descriptor]
+        os.close(descriptor)
+        self._on_ended(worker, worker.process.wait())
 
     def _on_end(self, worker: RunningWorker, descriptor: int) -> None:
         asyncio.get_running_loop().remove_reader(descriptor)
-        os.close(descriptor)
-        self._alive -= 1
-        status = worker.process.wait()
-        if self._stop.is_set():
-            return
-        self._on_ended(worker, status)
+        self._buried(worker, descriptor)
         if self._restart:
             task = asyncio.get_running_loop().create_task(self._start_again(worker))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        elif self._alive == 0:
+        elif not self._watched:
             self._stop.set()
 
     async def _start_again(self, worker: RunningWorker) -> None:
