@@ -61,6 +61,7 @@ def test_every_command_has_help_with_an_example_or_names_its_own_commands(name: 
     assert result.exit_code == 0
     assert "Example: " in result.stdout or "Commands:" in result.stdout
     assert "--install-completion" not in result.stdout
+    assert "..." not in result.stdout.partition("Commands:")[2], "a summary was cut off"
 
 
 def test_without_a_command_the_help_is_shown_and_the_status_says_that_nothing_was_done() -> None:

@@ -201,6 +201,7 @@ def test_reconcile_keeps_both_sides_and_the_sign_of_the_difference(file: Path) -
         "claimed - actual   min -16, p50 0.0, p95 64.0, max 64.0, sum 48 (count 3: too many 1, exact 1, too few 1)\n"
         in text
     )
+    assert text.endswith("verdict            pass (no metrics page to hold them against)\n")
 
 
 @pytest.mark.covers("RC-18")

@@ -28,7 +28,10 @@ app = typer.Typer(
 CONFIG_FILE = typer.Option(None, "-c", "--config", metavar="FILE", help="Configuration file (default: kvrelay.toml).")
 
 
-@app.command(epilog="Example: kvrelay config show -c kvrelay.toml --policy sticky --json")
+@app.command(
+    short_help="Print every effective value with its source.",
+    epilog="Example: kvrelay config show -c kvrelay.toml --policy sticky --json",
+)
 def show(
     file: Path | None = CONFIG_FILE,
     worker: list[str] = typer.Option([], "--worker", metavar="URL", help="As for `kvrelay serve`."),
@@ -52,7 +55,10 @@ def show(
         sys.stdout.write(f"{dotted:<{width}} = {json.dumps(entry['value'])}  ({entry['source']})\n")
 
 
-@app.command(epilog="Example: kvrelay config explain health.interval_s")
+@app.command(
+    short_help="Print what keys mean and what changing them does.",
+    epilog="Example: kvrelay config explain health.interval_s",
+)
 def explain(
     key: str | None = typer.Argument(None, help="A key, or a section for all its keys."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON on stdout."),

@@ -65,7 +65,11 @@ def tail(
         messages.fail(messages.unusable_input("the receipts", error))
 
 
-@app.command(name="explain", epilog="Example: kvrelay receipts explain runs/receipts.jsonl:17")
+@app.command(
+    name="explain",
+    short_help="Tell one receipt in words.",
+    epilog="Example: kvrelay receipts explain runs/receipts.jsonl:17",
+)
 def explain_command(
     target: str = typer.Argument(..., metavar="REQUEST_ID|FILE:LINE", help="Which receipt."),
     file: Path | None = typer.Option(None, "--file", help="Receipt file to look for the request id in."),
@@ -81,7 +85,11 @@ def explain_command(
     sys.stdout.write((_explained_json(receipt) if as_json else explain(receipt)) + "\n")
 
 
-@app.command(name="reconcile", epilog="Example: kvrelay receipts reconcile receipts.jsonl --metrics metrics.txt")
+@app.command(
+    name="reconcile",
+    short_help="Hold claims against what the engines reported.",
+    epilog="Example: kvrelay receipts reconcile receipts.jsonl --metrics metrics.txt",
+)
 def reconcile_command(
     files: list[Path] = typer.Argument(..., help="Receipt files."),
     metrics: Path | None = typer.Option(None, "--metrics", help="The /metrics page at the end of their time window."),
@@ -199,7 +207,7 @@ def _report_text(report: dict[str, Any]) -> str:
     stale = report["stale_index_tokens"]
     statuses = ", ".join(f"{status} {count}" for status, count in report["by_status"].items())
     lines = [
-        f"receipts           {report['receipts']} ({statuses})",
+        f"receipts           {report['receipts']}" + (f" ({statuses})" if statuses else ""),
         f"compared           {report['compared']}; claim unknown {report['claim_unknown']},"
         f" actual unknown {report['actual_unknown']}",
         f"claimed tokens     {report['claimed_tokens']}",
@@ -211,14 +219,15 @@ def _report_text(report: dict[str, Any]) -> str:
         f" (count {stale['count']}: too many {stale['claimed_too_many']}, exact {stale['exact']},"
         f" too few {stale['claimed_too_few']})",
         "lost tokens        " + ", ".join(f"{gate} {tokens}" for gate, tokens in report["gate_loss_tokens"].items()),
-        "manifest           " + ", ".join(report["manifest_digests"]),
+        "manifest           " + (", ".join(report["manifest_digests"]) or "none"),
     ]
     for comparison in report["metrics"]:
         found = "missing" if comparison.metrics_total is None else f"{comparison.metrics_total:g}"
         lines.append(
             f"{comparison.verdict:<18} {comparison.metric}: receipts {comparison.receipts_total:g}, metrics {found}"
         )
-    lines.append(f"verdict            {report['verdict']}")
+    weak = report["verdict"] == "pass" and not report["metrics"]
+    lines.append(f"verdict            {report['verdict']}{' (no metrics page to hold them against)' if weak else ''}")
     return "\n".join(lines)
 
 
