@@ -100,3 +100,21 @@ async def test_the_token_is_wanted_when_there_is_one_and_web_pages_are_never_ans
         assert (await client.admin("GET", "/admin/status", **admitted))[0] == 200
         assert (await client.admin("GET", "/admin/status", Origin="http://evil.example", **admitted))[0] == 403
         assert (await client.admin("GET", "/admin/nothing", **admitted))[0] == 404
+
+
+async def test_what_is_not_there_is_answered_with_what_is() -> None:
+    async with running(ScriptedWorker("a")) as gateway, client_of(gateway) as client:
+
+        async def refused(method: str, path: str) -> tuple[int, str]:
+            status, answer = await client.admin(method, path)
+            return status, answer["error"]["message"]
+
+        status, message = await refused("GET", "/admin/statsu")
+        assert status == 404
+        assert message.startswith("no such path: `/admin/statsu`; paths: /metrics, /admin/status, /admin/workers, ")
+        assert await refused("POST", "/admin/status") == (
+            405,
+            "POST is not answered at `/admin/status`; legal: GET, HEAD",
+        )
+        assert await refused("POST", "/admin/workers/b/drain") == (404, "no worker is called `b`; known: a")
+        assert (await refused("GET", "/admin/receipts/x"))[1].startswith("no receipt of `x`")

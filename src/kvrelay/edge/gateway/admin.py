@@ -76,10 +76,16 @@ class Admin:
             return _problem(401, "the admin port wants its token (Authorization: Bearer TOKEN)")
         try:
             return await handler(request)
+        except web.HTTPMethodNotAllowed as problem:
+            allowed = ", ".join(sorted(problem.allowed_methods))
+            return _problem(405, f"{problem.method} is not answered at `{request.path}`; legal: {allowed}")
         except web.HTTPException as problem:
+            if problem is request.match_info.http_exception:
+                return _problem(problem.status, f"no such path: `{request.path}`; paths: {_paths(request.app)}")
             return _problem(problem.status, problem.text or problem.reason)
         except UnknownWorker as problem:
-            return _problem(404, f"no worker is called `{problem.args[0]}`")
+            known = ", ".join(self._gateway.fleet.names()) or "none"
+            return _problem(404, f"no worker is called `{problem.args[0]}`; known: {known}")
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -197,6 +203,10 @@ class Admin:
         known = session_id in self._gateway.host.router.sessions()
         self._gateway.host.feed(SessionClosed(session_id))
         return _json({"closed": session_id}) if known else _problem(404, f"no session `{session_id}` is bound")
+
+
+def _paths(app: web.Application) -> str:
+    return ", ".join(dict.fromkeys(resource.canonical for resource in app.router.resources()))
 
 
 def _worker(view: WorkerView, status: WorkerStatus | None) -> dict[str, Any]:

@@ -77,4 +77,6 @@ def main(source: str, destination: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m kvrelay.lab.demo.bundle SESSIONS.jsonl.gz BUNDLE.jsonl.gz")
     main(*sys.argv[1:])
