@@ -90,6 +90,10 @@ def test_verdict_follows_its_rule_and_names_thin_evidence() -> None:
     unsure = judge({**MEASURED.results, "cache_load": late})
     assert unsure.evidence == "insufficient"
     assert unsure.why.endswith("This is a tendency, not evidence: our own client sent late under cache_load.")
+    few = msgspec.structs.replace(winner, ttft_ms=msgspec.structs.replace(winner.ttft_ms, count=19))
+    assert judge({**MEASURED.results, "cache_load": few}).why.endswith("a policy had fewer than 20 answered requests.")
+    unharmed = msgspec.structs.replace(MEASURED.results["sticky"], gate_loss_tokens=GateLoss(9, 0, 0, 0))
+    assert "with no token lost that was held" in judge({**MEASURED.results, "sticky": unharmed}).why
     alone = judge({"sticky": MEASURED.results["sticky"]})
     assert (alone.winner, alone.evidence) == (None, "none")
 

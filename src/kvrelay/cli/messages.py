@@ -166,10 +166,8 @@ def bad_fault(received: str, detail: str) -> str:
 
 def run_planned(plan: Plan, arms: int) -> str:
     """Said before the first arm, so that a run that breaks off can be repeated."""
-    return (
-        f"seed {plan.seed}; {arms} arms, each {plan.requests} requests of {len(plan.sessions)} sessions"
-        f" ({plan.prompt_tokens:,} prompt tokens) on fresh mock workers"
-    )
+    sessions = f"{plan.requests} requests of {len(plan.sessions)} sessions ({plan.prompt_tokens:,} prompt tokens)"
+    return f"seed {plan.seed}; {arms} {'arm' if arms == 1 else 'arms'} on fresh mock workers, each with {sessions}"
 
 
 def arm_ended(facts: ArmFacts) -> str:

@@ -14,6 +14,7 @@ RULE = (
     f"if the next one is within {TIE_RATIO - 1:.0%} of it, nobody wins"
 )
 MIN_REPEATS = 3
+MIN_REQUESTS = 20  # answered ones per policy: the p95 of fewer is its slowest request
 LATE_SENDER_MS = 50.0  # p99; beyond it our own client, on a busy machine, is part of what was measured
 LOSS_WORDS = {
     "route": "lost because another worker held them",
@@ -25,7 +26,7 @@ LOSS_WORDS = {
 class Verdict(Struct, frozen=True):
     """`winner` is null after a tie, and when nothing can be compared.
 
-    `evidence`: sufficient; insufficient (few repeats, or a client that sent late: a tendency and no proof); none.
+    `evidence`: sufficient; insufficient (too little, or a client that sent late: a tendency and no proof); none.
     """
 
     winner: str | None
@@ -62,6 +63,8 @@ def _doubts(ranked: list[PolicyResult]) -> list[str]:
     doubts = []
     if min(len(result.repeats) for result in ranked) < MIN_REPEATS:
         doubts.append(f"there were fewer than {MIN_REPEATS} repeats")
+    if min(result.ttft_ms.count for result in ranked) < MIN_REQUESTS:
+        doubts.append(f"a policy had fewer than {MIN_REQUESTS} answered requests")
     late = [result.policy for result in ranked if sent_late(result)]
     if late:
         doubts.append(f"our own client sent late under {', '.join(late)}")
@@ -120,7 +123,7 @@ def _biggest_loss(figures: Figures) -> str:
     """Where its lost tokens went; prompts that nobody had seen before are everybody's loss and explain nothing."""
     losses = {gate: getattr(figures.gate_loss_tokens, gate) for gate in LOSS_WORDS}
     gate = max(losses, key=lambda name: losses[name])
-    return f"with {losses[gate]:,} tokens {LOSS_WORDS[gate]}"
+    return f"with {losses[gate]:,} tokens {LOSS_WORDS[gate]}" if losses[gate] else "with no token lost that was held"
 
 
 def _percent(figures: Figures) -> str:
