@@ -6,7 +6,7 @@ import pytest
 
 from kvrelay.core.model.units import Fault, Status
 from kvrelay.core.routing.refusals import Refusals
-from tests.core.routing.rig import Rig, text
+from tests.core.routing.rig import Rig, chosen, text
 
 
 def test_a_pause_a_trial_and_the_end():
@@ -99,3 +99,26 @@ def test_a_new_life_of_the_worker_starts_without_a_pause():
     rig.join("a", incarnation="2")
     rig.hold("a", SHARED)
     assert rig.ask(SHARED) == "a"
+
+
+@pytest.mark.covers("S25")
+def test_many_at_once_are_all_sent_on_as_long_as_somebody_does_not_refuse():
+    rig = two_workers(retry_budget_ratio=0.0)
+    asked = {f"q{number}": rig.ask(SHARED, request_id=f"q{number}") for number in range(60)}
+    on_a = [request_id for request_id, name in asked.items() if name == "a"]
+    assert len(on_a) > 20, "more than the allowance of the budget"
+    for request_id in on_a:
+        assert chosen(rig.fail(Fault.BACK_PRESSURE, request_id=request_id, **HINT)) == "b"
+    for request_id in asked:
+        assert rig.finish(request_id).status is Status.OK
+
+
+def test_a_fleet_that_refuses_as_a_whole_is_not_stormed():
+    rig = two_workers(retry_budget_ratio=0.0)
+    for number in range(60):
+        rig.arrive(SHARED, request_id=f"q{number}")
+    for number in range(60):
+        rig.fail(Fault.BACK_PRESSURE, request_id=f"q{number}", **HINT)
+        if len(rig.receipts) == number:
+            rig.fail(Fault.BACK_PRESSURE, request_id=f"q{number}", attempt=2, **HINT)
+    assert sum(len(receipt.attempts) for receipt in rig.receipts) <= 60 + 10 + 1

@@ -91,6 +91,15 @@ async def test_one_of_two_is_full_and_the_other_serves(kind: str, hint: dict[str
 
 
 @pytest.mark.covers("S25")
+async def test_many_at_once_to_a_full_one_are_all_served_by_the_other() -> None:
+    async with fleet_of(2) as (fleet, gateway):
+        holder = await warm(gateway)
+        await fault(fleet.worker(holder).url, kind="429")
+        answers = await asyncio.gather(*(complete(gateway) for _ in range(60)))
+        assert Counter(answer.status for answer in answers) == {200: 60}
+
+
+@pytest.mark.covers("S25")
 async def test_both_are_full_and_the_refusal_passes_with_its_hint() -> None:
     async with fleet_of(2) as (fleet, gateway):
         for worker in fleet.workers:

@@ -65,6 +65,7 @@ class Candidates(Struct, frozen=True, eq=False):
 
     slots: Ints
     why_none: str | None = None
+    refusing: bool = False  # all of them just said "not now"
 
 
 _NOBODY: Ints = np.zeros(0, dtype=np.int64)
@@ -196,7 +197,7 @@ class FleetView:
         if not refusing:
             return found
         others = [slot for slot in found.slots.tolist() if self.at(slot).id.worker.name not in refusing]
-        return Candidates(np.array(others, dtype=np.int64)) if others else found
+        return Candidates(np.array(others, dtype=np.int64)) if others else Candidates(found.slots, found.why_none, True)
 
     def _limit(self, target: Target | None) -> int:
         if target is None:

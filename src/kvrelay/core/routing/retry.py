@@ -20,11 +20,11 @@ class Retry:
     def first_attempt(self) -> None:
         self._saved = min(_MOST_SAVED, self._saved + self._budget_ratio)
 
-    def allows(self, *, attempts_made: int, fault: Fault, first_byte_relayed: bool) -> bool:
-        """May this request be sent to another worker? Does not spend anything."""
+    def allows(self, *, attempts_made: int, fault: Fault, first_byte_relayed: bool, free: bool = False) -> bool:
+        """May this request be sent to another worker? Does not spend anything. `free`: it would not be a burden."""
         if first_byte_relayed or fault in _FINAL:
             return False
-        return attempts_made < self._attempts and self._saved >= 1.0
+        return attempts_made < self._attempts and (free or self._saved >= 1.0)
 
     def spend(self) -> None:
         self._saved -= 1.0

@@ -364,13 +364,18 @@ class Router:
         return self._report_change(worker, change, event.fault.value)
 
     def _retry_or_end(self, now: float, live: Live, event: AttemptFailed) -> Effects:
-        if self._retry.allows(attempts_made=len(live.attempts), fault=event.fault, first_byte_relayed=event.relayed):
-            tried = frozenset(attempted.decision.target.worker.name for attempted in live.attempts)
-            found = self._fleet.candidates(now, live.arrived.model, self._ledger, tried)
-            if found.why_none is None:
-                self._retry.spend()
-                return self._dispatch(now, live, found)
-        return self._give_up(now, live, event)
+        tried = frozenset(attempted.decision.target.worker.name for attempted in live.attempts)
+        found = self._fleet.candidates(now, live.arrived.model, self._ledger, tried)
+        # A worker that is full has spent nothing on this request, so it is no burden to one that is not.
+        free = event.fault is Fault.BACK_PRESSURE and not found.refusing
+        allowed = self._retry.allows(
+            attempts_made=len(live.attempts), fault=event.fault, first_byte_relayed=event.relayed, free=free
+        )
+        if not allowed or found.why_none is not None:
+            return self._give_up(now, live, event)
+        if not free:
+            self._retry.spend()
+        return self._dispatch(now, live, found)
 
     def _give_up(self, now: float, live: Live, event: AttemptFailed) -> Effects:
         """No further attempt: the client learns what happened, in the form that is still possible."""
