@@ -184,11 +184,16 @@ def test_a_worker_tried_twice_is_seen() -> None:
     assert failing(damaged) == ["no worker tried twice for one request"]
 
 
+def refused_by_all(count: int) -> History:
+    names = [f"r{number}" for number in range(count)]
+    return history(
+        sent=[sent(name, http_status=503, failure="HTTP 503") for name in names],
+        receipts=[receipt(name, Status.REFUSED, *[Fault.BACK_PRESSURE] * 3, http_status=503) for name in names],
+        metrics_at_end=page(count),
+        repeated=frozenset(names),
+    )
+
+
 def test_a_refusal_by_every_worker_is_excused_only_while_it_is_rare() -> None:
-    refused = receipt("r", Status.REFUSED, *[Fault.BACK_PRESSURE] * 3, http_status=503)
-    many = [receipt(f"ok{number}") for number in range(999)]
-    requests = [sent("r", http_status=503, failure="HTTP 503"), *(sent(each.request_id) for each in many)]
-    rare = history(sent=requests, receipts=[refused, *many], metrics_at_end=page(1000), repeated=frozenset(("ok1",)))
-    assert failing(rare) == []
-    alone = history(sent=requests[:1], receipts=[refused], metrics_at_end=page(1), repeated=frozenset(("r",)))
-    assert failing(alone) == ["no request lost beyond these"]
+    assert failing(refused_by_all(2)) == []
+    assert failing(refused_by_all(3)) == ["no request lost beyond these"]

@@ -21,7 +21,7 @@ SHOWN = 5
 CONVERGED_RATIO = 0.95
 RSS_GROWTH = 1.10
 SPARE_FDS = 3  # probes and a scrape may be under way at any moment
-REFUSED_BY_ALL_RATIO = 0.001  # the faults' own chance is far below
+REFUSED_BY_ALL_RATIO, REFUSED_BY_ALL_LEAST = 0.001, 2  # the faults' own chance is far below
 _DEAD_WORKER, _REFUSED_BY_ALL = "begun on a worker that was killed or died", "refused by every worker there was"
 EXPECTED_EXIT = {"killed": -9, "terminated": 0, "died": OWN_DEATH_STATUS}
 
@@ -118,7 +118,7 @@ def _nothing_lost(history: History, by_id: Mapping[str, Receipt]) -> Verdict:
     lost = [sent for sent in history.sent if sent.broken and not _why_broken(sent, by_id.get(sent.request_id), history)]
     wrong = [f"{sent.request_id}: {_seen(sent)}, {_attempts(by_id.get(sent.request_id))}" for sent in lost[:SHOWN]]
     excused = [f"{count} {why}" for why, count in broken.items() if why]
-    ok = not lost and broken[_REFUSED_BY_ALL] <= len(history.sent) * REFUSED_BY_ALL_RATIO
+    ok = not lost and broken[_REFUSED_BY_ALL] <= max(REFUSED_BY_ALL_LEAST, len(history.sent) * REFUSED_BY_ALL_RATIO)
     return _verdict("no request lost beyond these", ok, "; ".join([f"{len(lost)} lost", *excused, *wrong]))
 
 
@@ -142,7 +142,8 @@ def _attempts(receipt: Receipt | None) -> str:
     if receipt is None:
         return "no receipt"
     tries = [f"{each.worker} {each.fault} {each.http_status or ''} {each.detail or ''}" for each in receipt.attempts]
-    return f"{receipt.failure_reason}: " + ", ".join(tries)
+    candidates = f"{receipt.candidates_total} candidates at the last decision"
+    return f"{receipt.failure_reason}, {candidates}: " + ", ".join(tries)
 
 
 def _whole_answers(history: History, by_id: Mapping[str, Receipt]) -> Verdict:

@@ -59,13 +59,16 @@ class Nemesis:
         self.deaths: dict[str, Death] = {}  # by incarnation
         self.restarts = 0
 
+    async def spoil(self) -> None:
+        """Switch the faults on; workers that are restarted have those of their spec."""
+        await self._switch_faults(FAULTS)
+
     async def run(self, seconds: float) -> None:
         """Until the time is over; then everybody is brought back."""
         began_s = time.monotonic()
         next_blow_s = began_s + self._every_s
         victims = cycle(range(len(self._fleet.workers)))
         signals = cycle(self._signals)
-        await self._switch_faults(FAULTS)
         while time.monotonic() < began_s + seconds:
             await asyncio.sleep(POLL_S)
             if time.monotonic() >= next_blow_s:
@@ -82,13 +85,14 @@ class Nemesis:
         await self._switch_faults(())
 
     async def _switch_faults(self, faults: Sequence[dict[str, object]]) -> None:
-        """On workers that live; those that come back later have the faults of their spec."""
         async with aiohttp.ClientSession() as session:
             for worker in self._fleet.workers:
                 url = f"{worker.url}/mock/faults"
-                await session.delete(url)
+                async with session.delete(url):
+                    pass
                 for fault in faults:
-                    await session.post(url, json=fault)
+                    async with session.post(url, json=fault):
+                        pass
 
     def _strike(self, victims: Iterator[int], number: signal.Signals) -> None:
         """The next worker that is well; a fleet without one is left alone."""

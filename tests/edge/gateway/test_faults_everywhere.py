@@ -27,7 +27,7 @@ from kvrelay.edge.worker.spec import MockSpec
 from tests.edge.gateway.scripted import until
 
 SEED = 11
-SECONDS, STREAMS = 2.0, 24
+SECONDS, STREAMS = 2.0, 16
 NOT_WATCHED_HERE = {"memory flat within 10 % after the warm-up", "no socket or descriptor left open"}
 
 
@@ -75,6 +75,7 @@ async def test_every_request_ends_once_whatever_fails(
 ) -> None:
     caplog.set_level(logging.INFO, "kvrelay")
     nemesis = Nemesis(fleet, every_s=0.6, down_s=0.05, signals=signals)
+    await nemesis.spoil()
     file = tmp_path / "receipts.jsonl"
     async with serving(fleet, policy, file) as gateway:
         tasks_at_rest = len(asyncio.all_tasks())
