@@ -35,6 +35,16 @@ def test_an_address_in_use_is_named_with_its_port(talk: Talk) -> None:
         )
 
 
+def test_a_certificate_that_cannot_be_used_is_named(talk: Talk, tmp_path: Path) -> None:
+    (tmp_path / "kvrelay.toml").write_text('[gateway]\nport = 0\ntls_cert = "c.pem"\ntls_key = "k.pem"\n')
+    (tmp_path / "c.pem").write_text("no certificate")
+    assert talk() == "error: the gateway could not start: k.pem: No such file or directory\n"
+    (tmp_path / "k.pem").write_text("no key")
+    assert talk().startswith(
+        "error: the gateway could not start: c.pem and k.pem are no certificate and its key (PEM): "
+    )
+
+
 def test_a_file_that_is_not_there_is_named(talk: Talk, tmp_path: Path) -> None:
     (tmp_path / "kvrelay.toml").write_text('[[workers]]\nurl = "http://127.0.0.1:9"\napi_key_file = "absent.key"\n')
     assert talk("--port", "0", "--admin-port", "0") == (

@@ -166,6 +166,8 @@ def test_two_workers_of_one_name_or_url_are_refused(workers: str, twice: str) ->
 
 def test_a_certificate_comes_with_its_key() -> None:
     problem = the_problem({"KVRELAY_GATEWAY__TLS_CERT": "c.pem"})
+    assert (problem.kind, problem.key) == ("missing", "gateway.tls_key")
+    assert problem.source == "environment KVRELAY_GATEWAY__TLS_CERT"
     assert problem.legal == "set both `tls_cert` and `tls_key`, or neither"
 
 

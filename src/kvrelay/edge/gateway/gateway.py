@@ -279,8 +279,15 @@ def _admin_token(file: Path | None) -> AdminToken:
 def _tls(config: Config) -> ssl.SSLContext | None:
     if config.gateway.tls_cert is None:
         return None
+    assert config.gateway.tls_key is not None, "the configuration has both or neither"
+    files = config.gateway.tls_cert, config.gateway.tls_key
+    for file in files:
+        file.open("rb").close()  # ssl would not say which of the two it cannot read
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(config.gateway.tls_cert, config.gateway.tls_key)
+    try:
+        context.load_cert_chain(*files)
+    except ssl.SSLError as problem:
+        raise ValueError(f"{files[0]} and {files[1]} are no certificate and its key (PEM): {problem}") from problem
     return context
 
 

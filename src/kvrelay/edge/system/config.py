@@ -265,6 +265,10 @@ def _problem(details: ErrorDetails, layers: _Layers) -> Problem:
             assert info is not None, dotted
             near = difflib.get_close_matches(received, [str(name) for name in get_args(info.annotation)], n=1)
             return Problem("bad_value", dotted, source, received, legal_values(info), nearest=near[0] if near else None)
+        case "tls_pair":
+            given, absent = sorted(("tls_cert", "tls_key"), key=lambda name: not details["input"].get(name))
+            source = _source_of(layers.sources, f"{dotted}.{given}")
+            return Problem("missing", f"{dotted}.{absent}", source, legal=details["msg"])
         case "duplicate":
             return Problem(
                 "duplicate", dotted, source, details["msg"], legal="each worker has a name and a url of its own"
