@@ -11,7 +11,7 @@ from kvrelay.lab.demo.results import Figures, PolicyResult
 TIE_RATIO = 1.05
 RULE = (
     "fewest failures, then the lowest p95 of the modelled time to first token; "
-    f"if the next one is within {TIE_RATIO - 1:.0%} of it, nobody wins"
+    f"if the next one is within {100 * (TIE_RATIO - 1):.0f} % of it, nobody wins"
 )
 MIN_REPEATS = 3
 MIN_REQUESTS = 20  # answered ones per policy: the p95 of fewer is its slowest request
