@@ -35,7 +35,8 @@ class WorkerTokenizer:
         return
 
     def _someone(self, model: str | None) -> WorkerView:
-        able = [view for view in self._fleet.views() if view.last_probe_ok and _serves(view, model)]
+        # one that has said who it is may be asked before its first probe is answered: it is routed to by then
+        able = [view for view in self._fleet.views() if view.last_probe_ok is not False and _serves(view, model)]
         if not able:
             raise CannotTokenize("no_tokenizer")
         self._turn += 1
