@@ -100,7 +100,7 @@ class Rig:
             prompt = Prompt(more.pop("prompt_tokens", 100), {}, unscored or "not_tokenized")
         else:
             keys = {size: self.router.keyer.prompt_keys(tokens, size, **tags) for size in sizes}
-            prompt = Prompt(len(tokens), keys)
+            prompt = Prompt(len(tokens) + 1, keys)  # a full block is only ever hit if something follows it
         return self.step(RequestArrived(request_id, prompt, draw=draw, **more))
 
     def ask(self, tokens=None, **more) -> str | None:

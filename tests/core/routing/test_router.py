@@ -79,12 +79,12 @@ def test_a_request_from_arrival_to_receipt(rig):
 @pytest.mark.parametrize("stage", ["before headers", "after headers", "in mid body"])
 def test_a_client_that_leaves_gives_the_load_back_at_once(rig, stage):
     rig.arrive(text(1, 2, 3))
-    assert rig.load("a") == [1, 3 * SIZE, 0]
+    assert rig.load("a") == [1, 3 * SIZE + 1, 0]
     if stage != "before headers":
         rig.accept()
     if stage == "in mid body":
         rig.step(FirstTokenSeen("r1"))
-        assert rig.load("a") == [1, 0, 3]
+        assert rig.load("a") == [1, 0, 4]
     for _ in range(20):
         rig.step(ProbeAnswered(rig.live_id("a"), ok=True))
     cancel, written = rig.step(ClientLeft("r1"))
@@ -524,6 +524,21 @@ def test_a_fleet_in_which_nothing_can_match_says_so():
     assert receipt.route_reason is RouteReason.CACHE_INDEX_UNUSABLE
     assert receipt.index_state is IndexState.UNUSABLE and receipt.matched_tokens_at_route is None
     assert rig.router.status(rig.now).workers[0].targets[0].index_problem == "no events and no known block size"
+
+
+@pytest.mark.covers("RC-04", "RC-06")
+@pytest.mark.parametrize(("tokens", "claimed_blocks"), [(3 * SIZE, 2), (3 * SIZE + 1, 3), (SIZE, 0)])
+def test_a_claim_leaves_out_the_block_that_an_engine_always_computes_again(tokens, claimed_blocks):
+    rig = Rig()
+    rig.join("a")
+    held = text(1, blocks=4)
+    rig.hold("a", held)
+    keys = rig.router.keyer.prompt_keys(held[:tokens], SIZE)
+    rig.step(RequestArrived("r", Prompt(tokens, {SIZE: keys})))
+    receipt = rig.finish("r", cached=claimed_blocks * SIZE)
+    assert (receipt.eligible_prefix_blocks, receipt.matched_blocks_at_route) == (tokens // SIZE, claimed_blocks)
+    losses = receipt.gate_loss_tokens
+    assert losses.total == losses.prefix == (tokens // SIZE - claimed_blocks) * SIZE
 
 
 def test_an_unscored_prompt_goes_by_load_with_its_reason():

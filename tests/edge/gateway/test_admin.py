@@ -41,7 +41,7 @@ async def test_match_answers_what_would_happen_and_dispatches_nothing() -> None:
         status, answer = await client.admin("POST", "/admin/match", token_body(64))
         assert status == 200 and answer["chosen"] == holder and answer["prompt_tokens"] == 64
         matched = {each["worker"]: each["matched_tokens"] for each in answer["candidates"]}
-        assert matched == {"a": 0, "b": 0, holder: 64}
+        assert matched == {"a": 0, "b": 0, holder: 48}
         assert sum(len(worker.requests) for worker in workers) == 1
         assert len(receipts(gateway)) == 1
 

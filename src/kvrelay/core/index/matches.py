@@ -36,8 +36,8 @@ def match_prompt(
     fast = ready = None
     lower: dict[str, Floats] = {}
     for size, tokens in tokens_per_block.items():
-        keys = prompt.keys.get(size)
-        if keys is None or not len(keys):
+        keys = _hittable(prompt, size)
+        if not len(keys):
             continue
         depth = residency.depths(keys)[:slots] * tokens
         fast = depth if fast is None else fast + depth
@@ -52,6 +52,21 @@ def match_prompt(
     if fast is None or ready is None:
         fast = ready = np.zeros(slots)
     return Matches(fast, ready, lower)
+
+
+def _hittable(prompt: Prompt, size: int) -> BlockKeys:
+    """The blocks that an engine can take from its cache.
+
+    It always computes at least the last token, so a prompt of nothing but full blocks has its last one computed again;
+    claiming that one would be a claim that nobody can keep.
+    """
+    keys = prompt.keys.get(size)
+    if keys is None:
+        return _NO_KEYS
+    return keys if prompt.prompt_tokens is None else keys[: max(0, prompt.prompt_tokens - 1) // size]
+
+
+_NO_KEYS: BlockKeys = np.empty(0, dtype=np.uint64)
 
 
 def _promised(in_flight: InFlight, keys: BlockKeys, slots: int) -> Floats:
