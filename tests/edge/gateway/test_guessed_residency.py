@@ -20,7 +20,5 @@ async def test_what_was_sent_to_a_worker_is_taken_for_what_it_holds_and_marked_a
         assert again["x-kvrelay-worker"] == first["x-kvrelay-worker"]
         matched = (first["x-kvrelay-matched-tokens"], again["x-kvrelay-matched-tokens"])
         assert matched == ("0", "384"), "the last of 25 full blocks is always computed again"
-            "the last of 25 full blocks is always computed again"
-        )
         newest = receipts(gateway)[0]
         assert (newest.index_state, newest.block_size) == (IndexState.APPROXIMATE, 16)
