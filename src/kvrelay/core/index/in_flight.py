@@ -20,6 +20,7 @@ from kvrelay.core.model.arrays import Ints
 from kvrelay.core.model.prompt import BlockKeys
 
 _DENSE, _PER_OCTAVE = 16, 8
+IN_FLIGHT_RESOLUTION = _PER_OCTAVE  # a match is low by at most one part in so many
 
 
 def _checkpoints(octaves: int) -> list[int]:

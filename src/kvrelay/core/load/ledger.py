@@ -66,6 +66,8 @@ class Ledger:
         self.slots: list[SlotLoad] = []
         self.version = 0
         self.rates = PrefillRates(initial_tokens_per_s=initial_prefill_tokens_per_s)
+        self.prefilling_requests = 0  # over all slots; with none there is no backlog to work out
+        self.foreign_requests = 0  # over all slots
         self._bookings: dict[str, Booking] = {}
         self._weigh_from = 0.0
         self._mean_prefill_tokens: float | None = None
@@ -86,6 +88,7 @@ class Ledger:
     def drop_slot(self, slot: int) -> None:
         """Forget a slot with all its bookings; their later ends find nothing and change nothing."""
         self._bookings = {r: b for r, b in self._bookings.items() if b.slot != slot}
+        self.prefilling_requests -= self.slots[slot].queued_requests
         self._clear(slot)
 
     def table(self) -> Floats:
@@ -105,6 +108,7 @@ class Ledger:
         self._bookings[request_id] = Booking(slot, prefill_tokens, decode_blocks)
         load = self._touch(slot)
         self.rates.backlog_grew(now, slot, was_empty=not load.queued_requests)
+        self.prefilling_requests += 1
         load.active_requests += 1
         load.queued_requests += 1
         load.active_prefill_tokens += prefill_tokens
@@ -141,7 +145,9 @@ class Ledger:
         load = self._touch(slot)
         load.reported = (running, waiting, kv_usage_ratio)
         if running is not None and waiting is not None:
-            load.foreign_requests = max(0, running + waiting - load.active_requests)
+            foreign = max(0, running + waiting - load.active_requests)
+            self.foreign_requests += foreign - load.foreign_requests
+            load.foreign_requests = foreign
 
     def mean_prefill_tokens(self, otherwise: int) -> float:
         """What a request we did not book is likely to need: the recent mean of ours, else `otherwise`."""
@@ -165,17 +171,21 @@ class Ledger:
 
     def _end_prefill(self, load: SlotLoad, booking: Booking) -> None:
         booking.prefilling = False
+        self.prefilling_requests -= 1
         load.queued_requests -= 1
         load.active_prefill_tokens -= booking.prefill_tokens
         assert load.queued_requests >= 0 and load.active_prefill_tokens >= 0, f"slot {booking.slot} fell below zero"
 
     def _clear(self, slot: int) -> None:
+        self.foreign_requests -= self.slots[slot].foreign_requests
         self.slots[slot] = SlotLoad()
         self._touch(slot)
 
     def check(self) -> None:
         """Assert that every number is the sum of the bookings."""
         table = self.table()
+        assert self.prefilling_requests == sum(b.prefilling for b in self._bookings.values())
+        assert self.foreign_requests == sum(load.foreign_requests for load in self.slots)
         for slot, load in enumerate(self.slots):
             mine = [b for b in self._bookings.values() if b.slot == slot]
             assert load.active_requests == len(mine)

@@ -23,9 +23,9 @@ class Arrays(Struct, frozen=True, eq=False):
     reachable_tokens: Floats  # the same and what lies in lower tiers
     transfer_ms: Floats | None  # estimated, for loading what is reachable and not ready; None: nothing is
     load: Floats  # one row per kind, as `ledger.KINDS` and `ledger.RECENT`, one column per candidate
-    backlog_tokens: Floats  # prefill booked there and, by the learned rate, not computed yet
+    backlog_tokens: Floats | None  # prefill booked there and, by the learned rate, not computed yet; None: none is
     prefill_tokens_per_s: Floats  # learned rates
-    foreign_prefill_tokens: float  # what each request that we did not book is presumed to need
+    foreign_prefill_tokens: float  # what each request that we did not book is presumed to need; 0: there is none
     prompt_tokens: int
     block_size_tokens: int  # the unit in which the `weights` scorer counts blocks
 

@@ -34,8 +34,10 @@ class PredictScorer:
         load = arrays.load
         foreign = load[FOREIGN]
         work_tokens = (arrays.prompt_tokens - arrays.reachable_tokens) * (1.0 + _DISPLACED_SHARE)
-        work_tokens += arrays.backlog_tokens
-        work_tokens += foreign * arrays.foreign_prefill_tokens
+        if arrays.backlog_tokens is not None:
+            work_tokens += arrays.backlog_tokens
+        if arrays.foreign_prefill_tokens:
+            work_tokens += foreign * arrays.foreign_prefill_tokens
         scores = work_tokens / arrays.prefill_tokens_per_s
         scores *= 1000.0
         if arrays.transfer_ms is not None:
@@ -47,7 +49,8 @@ class PredictScorer:
         active, queued, _, _, foreign, _ = arrays.load[:, at].tolist()
         ms_per_token = 1000.0 / float(arrays.prefill_tokens_per_s[at])
         compute_ms = (arrays.prompt_tokens - float(arrays.reachable_tokens[at])) * ms_per_token
-        backlog_tokens = float(arrays.backlog_tokens[at]) + foreign * arrays.foreign_prefill_tokens
+        booked_tokens = 0.0 if arrays.backlog_tokens is None else float(arrays.backlog_tokens[at])
+        backlog_tokens = booked_tokens + foreign * arrays.foreign_prefill_tokens
         return {
             "queue_ms": backlog_tokens * ms_per_token,
             "compute_ms": compute_ms,

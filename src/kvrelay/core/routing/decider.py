@@ -91,9 +91,11 @@ class Decider:
             reachable_tokens=ready if lower is None else _of(lower.reachable(), slots),
             transfer_ms=None if lower is None else _transfer_ms(lower, slots),
             load=load,
-            backlog_tokens=remaining_tokens(load[PREFILL], rates, now - working_since),
+            backlog_tokens=remaining_tokens(load[PREFILL], rates, now - working_since)
+            if ledger.prefilling_requests
+            else None,
             prefill_tokens_per_s=rates,
-            foreign_prefill_tokens=ledger.mean_prefill_tokens(prompt_tokens),
+            foreign_prefill_tokens=ledger.mean_prefill_tokens(prompt_tokens) if ledger.foreign_requests else 0.0,
             prompt_tokens=prompt_tokens,
             block_size_tokens=next(iter(self._fleet.tokens_per_block), 1),
         )

@@ -17,6 +17,7 @@ import copy
 from itertools import islice
 
 from kvrelay.core.contract.keys import Keyer
+from kvrelay.core.index.in_flight import IN_FLIGHT_RESOLUTION
 from kvrelay.core.load.ledger import Ledger
 from kvrelay.core.model.effects import (
     BreakOff,
@@ -278,7 +279,7 @@ class Router:
             decode_blocks=-(-prompt_tokens // block_size) if block_size else 0,
         )
         keys = prompt.keys.get(block_size)
-        if keys is not None and len(keys):
+        if keys is not None and _worth_noting(len(keys), decision.claimed_tokens // block_size):
             self._keeper.in_flight.add(live.arrived.request_id, decision.slot, keys)
             self._speculative[live.arrived.request_id] = now + self.settings.speculative_deadline_s
 
@@ -576,6 +577,11 @@ class Router:
         booked = sum(1 for live in self._live.values() if live.attempts and live.attempts[-1].fault is None)
         assert len(self._ledger) <= booked, "something is booked that is not live"
         assert set(self._speculative) <= set(self._live), "a speculative entry outlived its request"
+
+
+def _worth_noting(blocks: int, claimed_blocks: int) -> bool:
+    """Does the prefill add more than the resolution of the in-flight index? A next turn on a warm worker does not."""
+    return (blocks - claimed_blocks) * IN_FLIGHT_RESOLUTION >= blocks > 0
 
 
 def _verdict(fault: Fault) -> tuple[Status, str, int | None]:
