@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from kvrelay.core.model.ids import WorkerId
@@ -70,16 +72,7 @@ class WriteReceipt(Struct, frozen=True):
     receipt: Receipt
 
 
-class Report(Struct, frozen=True):
-    """Something an operator should be able to see: a counter and a log line."""
-
-    kind: str  # closed vocabulary, see `REPORT_KINDS`
-    worker: str | None = None
-    detail: str = ""
-    count: int = 1
-
-
-REPORT_KINDS = (
+ReportKind = Literal[
     "worker_up",
     "worker_down",
     "worker_replaced",
@@ -90,8 +83,17 @@ REPORT_KINDS = (
     "events_skipped",
     "orphans_dropped",
     "block_size_mismatch",
-    "tail_drift",
     "policy_switched",
-)
+]
+
+
+class Report(Struct, frozen=True):
+    """Something an operator should be able to see: a counter and a log line."""
+
+    kind: ReportKind
+    worker: str | None = None
+    detail: str = ""
+    count: int = 1
+
 
 Effect = Dispatch | Refuse | PassThrough | BreakOff | CancelAttempt | RequestReplay | WakeAt | WriteReceipt | Report

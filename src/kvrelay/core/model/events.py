@@ -6,8 +6,6 @@ monotonic clock and are passed beside the event, never inside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec import Struct
 
 from kvrelay.core.model.ids import WorkerId
@@ -31,7 +29,6 @@ class WorkerSpec(Struct, frozen=True):
     sends_usage: bool = True
     engine: str = "unknown"
     models_payload: bool | None = None  # False for mocks: no KV tensor is modelled
-    hash_space: str = ""  # workers whose engines hash alike; informational
 
 
 class WorkerJoined(Struct, frozen=True):
@@ -207,8 +204,6 @@ class RequestFinished(Struct, frozen=True):
     http_status: int
     usage: Usage = Usage()
     itl_ms: tuple[float, ...] = ()  # gaps between output chunks, as many as the host kept
-    finish_reason: str | None = None
-    worker_said: Mapping[str, str] | None = None
 
 
 class ClientLeft(Struct, frozen=True):

@@ -490,8 +490,7 @@ class Router:
         if change is Change.NONE:
             return ()
         self._fleet.changed()
-        kind = "worker_up" if change is Change.WENT_UP else "worker_down"
-        return (Report(kind, worker.id.name, detail),)
+        return (Report("worker_up" if change is Change.WENT_UP else "worker_down", worker.id.name, detail),)
 
     def _load_reported(self, event: LoadReported) -> Effects:
         target = self._fleet.target(event.worker, event.rank)

@@ -10,9 +10,10 @@ import aiohttp
 import numpy as np
 from msgspec import Struct
 
-from kvrelay.core.model.prompt import TokenIds, Usage
-from kvrelay.edge.connectors import ask, usage
+from kvrelay.core.model.prompt import TokenIds
+from kvrelay.edge.connectors import ask
 from kvrelay.edge.connectors.base import DecodedBatch, Description, Scrape, WorkerAnswerUnusable
+from kvrelay.edge.connectors.openai import OpenAiConnector
 from kvrelay.edge.connectors.vllm import describe, events, metrics_map
 from kvrelay.edge.system.urls import join_url
 
@@ -21,7 +22,9 @@ class _Tokenized(Struct):
     tokens: list[int]
 
 
-class VllmConnector:
+class VllmConnector(OpenAiConnector):
+    """An OpenAI server that also tells of its cache, its load and its tokens."""
+
     name = "vllm"
     counts_streams = True
 
@@ -42,12 +45,6 @@ class VllmConnector:
 
     def decode_events(self, payload: bytes) -> DecodedBatch:
         return events.decode_batch(payload)
-
-    def usage_from_body(self, body: bytes) -> Usage:
-        return usage.usage_from_body(body)
-
-    def usage_from_sse(self, tail: bytes) -> Usage:
-        return usage.usage_from_sse(tail)
 
     async def tokenize(
         self,
