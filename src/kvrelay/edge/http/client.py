@@ -13,16 +13,16 @@ Deadlines are plain attributes that one sweep compares with the clock: no timer 
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl as ssl_module
 from collections import deque
-from typing import Protocol, cast
+from typing import Protocol
 
 import httptools
 from msgspec import Struct
 
 from kvrelay.core.model.units import Fault
 from kvrelay.edge.http.heads import BODYLESS_STATUS, Header
+from kvrelay.edge.http.transport import prepared
 
 SWEEP_INTERVAL_S = 0.1
 STALE_WITHIN_S = 0.5
@@ -325,12 +325,7 @@ class UpstreamConnection(asyncio.Protocol):
     # --- transport callbacks -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass of it
-        self._transport = transport
-        transport.set_write_buffer_limits(high=self._pool.limits.write_buffer_bytes)
-        raw = transport.get_extra_info("socket")
-        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport = prepared(transport, write_buffer_bytes=self._pool.limits.write_buffer_bytes)
 
     def data_received(self, data: bytes) -> None:
         call = self._call

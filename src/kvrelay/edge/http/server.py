@@ -16,7 +16,6 @@ import ssl as ssl_module
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import cast
 
 import httptools
 import msgspec
@@ -24,6 +23,7 @@ import msgspec
 from kvrelay.edge.http.exchange import Exchange
 from kvrelay.edge.http.heads import Header, status_line
 from kvrelay.edge.http.limits import HttpLimits
+from kvrelay.edge.http.transport import prepared
 
 __all__ = ["Exchange", "Handler", "HttpLimits", "HttpServer", "start_server"]
 
@@ -159,12 +159,7 @@ class ServerConnection(asyncio.Protocol):
     # --- transport callbacks -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass of it
-        self._transport = transport
-        transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
-        raw = transport.get_extra_info("socket")
-        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport = prepared(transport, write_buffer_bytes=self._limits.write_buffer_bytes)
         self._server.connections[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
