@@ -47,14 +47,14 @@ def test_what_cannot_be_matched_says_why(path: str, body: bytes, because: str) -
 
 
 def test_members_of_wrong_type_are_the_workers_to_complain_about() -> None:
-    body = read_body(COMPLETIONS, b'{"prompt":"hi","model":7,"stream":"yes","max_tokens":-1,"cache_salt":{}}')
+    body = read_body(COMPLETIONS, b'{"prompt":"hi","model":7,"stream":"yes","cache_salt":{}}')
     assert isinstance(body.prompt, TextPrompt)
-    assert (body.model, body.streams, body.expected_output_tokens, body.cache_salt) == (None, False, None, None)
+    assert (body.model, body.streams, body.cache_salt) == (None, False, None)
 
 
 def test_the_members_that_matter() -> None:
-    body = read_body(CHAT, b'{"messages":[],"model":"m","stream":true,"max_completion_tokens":9,"cache_salt":"s"}')
-    assert (body.model, body.streams, body.expected_output_tokens, body.cache_salt) == ("m", True, 9, "s")
+    body = read_body(CHAT, b'{"messages":[],"model":"m","stream":true,"cache_salt":"s"}')
+    assert (body.model, body.streams, body.cache_salt) == ("m", True, "s")
 
 
 def test_only_what_changes_the_rendered_prompt_names_it_in_the_cache() -> None:

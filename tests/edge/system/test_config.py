@@ -202,18 +202,18 @@ def test_the_routers_settings_are_the_configurations_words() -> None:
             "KVRELAY_RETRY__ATTEMPTS": "2",
         }
     )
-    settings = router_settings(config, key_seed=b"k", seed=7, manifest_digest="d")
+    settings = router_settings(config, key_seed=b"k", manifest_digest="d")
     assert (settings.policy, settings.affinity_ttl_s, settings.weights.beta, settings.retry_attempts) == (
         "sticky",
         None,
         0.45,
         2,
     )
-    assert (settings.key_seed, settings.seed, settings.manifest_digest) == (b"k", 7, "d")
+    assert (settings.key_seed, settings.manifest_digest) == (b"k", "d")
 
 
 def test_defaults_of_the_routing_keys_are_the_routers_own() -> None:
-    settings = router_settings(Config(), key_seed=b"", seed=0, manifest_digest=None)
+    settings = router_settings(Config(), key_seed=b"", manifest_digest=None)
     assert settings == type(settings)()
 
 

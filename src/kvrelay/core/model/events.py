@@ -163,7 +163,6 @@ class RequestArrived(Struct, frozen=True, eq=False):
     session_id: str | None = None
     tenant: Tenant = Tenant()
     path: str = "/v1/completions"
-    expected_output_tokens: int | None = None
     priority: int = 0
     draw: int = 0  # the host's chance for this request (uniform 64 bit); the router itself never draws
 

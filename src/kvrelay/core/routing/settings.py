@@ -36,5 +36,4 @@ class RouterSettings(Struct, frozen=True, kw_only=True):
     replay_timeout_s: float = 5.0
     initial_prefill_tokens_per_s: float = 8_000.0  # until a worker's own rate is learned
     key_seed: bytes = b""
-    seed: int = 0
     manifest_digest: str | None = None

@@ -172,7 +172,6 @@ class Admin:
             session_id=request.headers.get(self._gateway.config.affinity.header),
             tenant=Tenant(),
             path=path,
-            expected_output_tokens=body.expected_output_tokens,
             draw=self._gateway.draw(),
         )
         return _json(host.router.match(host.clock(), arrived))

@@ -173,9 +173,7 @@ class Gateway:
 
     def _compose(self, tenants: Tenants) -> None:
         config = self.config
-        settings = router_settings(
-            config, key_seed=self._key_seed, seed=self.seed, manifest_digest=self._manifest_digest
-        )
+        settings = router_settings(config, key_seed=self._key_seed, manifest_digest=self._manifest_digest)
         self.metrics = Metrics()
         self.receipts = ReceiptLog(config.receipts.path, rotate_mb=config.receipts.rotate_mb, keep=config.receipts.keep)
         self.host = RouterHost(

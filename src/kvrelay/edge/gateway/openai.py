@@ -41,8 +41,6 @@ class _Members(Struct):
     messages: Raw | UnsetType = UNSET
     stream: Raw | UnsetType = UNSET
     stream_options: Raw | UnsetType = UNSET
-    max_tokens: Raw | UnsetType = UNSET
-    max_completion_tokens: Raw | UnsetType = UNSET
     cache_salt: Raw | UnsetType = UNSET
 
 
@@ -75,7 +73,6 @@ class RequestBody(Struct, frozen=True):
     streams: bool = False
     hides_usage: bool = False  # a stream that ends without counts, because its client did not ask for them
     stream_options: bytes | None = None  # as sent; only where `hides_usage`
-    expected_output_tokens: int | None = None
     cache_salt: str | None = None
 
 
@@ -102,7 +99,6 @@ def read_body(path: str, body: bytes) -> RequestBody:
         streams=streams,
         hides_usage=hides_usage,
         stream_options=bytes(options) if hides_usage and options is not UNSET else None,
-        expected_output_tokens=_count(members.max_completion_tokens) or _count(members.max_tokens),
         cache_salt=_text(members.cache_salt),
     )
 
@@ -178,10 +174,3 @@ def _text(raw: Raw | UnsetType) -> str | None:
         return _decode_text(raw)
     except msgspec.DecodeError:
         return None
-
-
-def _count(raw: Raw | UnsetType) -> int | None:
-    if raw is UNSET:
-        return None
-    digits = bytes(raw)
-    return int(digits) if digits.isdigit() and len(digits) < 10 else None

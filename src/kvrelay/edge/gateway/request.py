@@ -198,7 +198,6 @@ class ClientRequest:
                 session_id=self._head.session_id,
                 tenant=self._tenant,
                 path=self._exchange.path,
-                expected_output_tokens=body.expected_output_tokens,
                 priority=self._head.priority,
                 draw=self._around.draw(),
             )

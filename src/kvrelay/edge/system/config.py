@@ -128,7 +128,7 @@ def load_config(
     return config
 
 
-def router_settings(config: Config, *, key_seed: bytes, seed: int, manifest_digest: str | None) -> RouterSettings:
+def router_settings(config: Config, *, key_seed: bytes, manifest_digest: str | None) -> RouterSettings:
     """What the configuration says about routing, in the router's own words."""
     factors = config.policy.cache_load
     return RouterSettings(
@@ -144,7 +144,6 @@ def router_settings(config: Config, *, key_seed: bytes, seed: int, manifest_dige
         health_failures=config.health.failures,
         health_successes=config.health.successes,
         key_seed=key_seed,
-        seed=seed,
         manifest_digest=manifest_digest,
     )
 
