@@ -22,6 +22,7 @@ from kvrelay.edge.system.config import Config
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EPILOG = "Example: kvrelay serve --worker http://127.0.0.1:8100 --worker http://127.0.0.1:8101 --policy cache_load"
 
 
@@ -41,7 +42,8 @@ def serve(
 ) -> None:
     """Run the gateway in front of your workers. It may start without any and wait for them.
 
-    SIGTERM and SIGINT drain: no new requests, open ones may end within gateway.drain.grace_s, then exit 0.
+    SIGTERM and SIGINT drain: no new requests, open ones may end within gateway.drain.grace_s, then exit 0. A second
+    signal cuts them at once; their receipts say so.
     """
     config = effective_config(file, workers=worker, policy=policy, host=host, port=port, admin_port=admin_port)
     log_to()
@@ -78,8 +80,13 @@ async def _drain_until_second_signal(gateway: Gateway, stopping: asyncio.Semapho
     draining = asyncio.ensure_future(gateway.drain())
     impatient = asyncio.ensure_future(stopping.acquire())
     await asyncio.wait((draining, impatient), return_when=asyncio.FIRST_COMPLETED)
-    if not (draining.done() and draining.result()):
-        messages.say(messages.gateway_cut(len(gateway.host.requests)))
+    if draining.done():
+        cut = draining.result()
+    else:
+        cut = len(gateway.host.requests)
+        _leave_signals_to_the_system()
+    if cut:
+        messages.say(messages.gateway_cut(cut))
     for waiting in (draining, impatient):
         waiting.cancel()
     await asyncio.gather(draining, impatient, return_exceptions=True)
@@ -97,9 +104,16 @@ def _on_signals() -> asyncio.Semaphore:
     """Released once per SIGTERM or SIGINT."""
     stopping = asyncio.Semaphore(0)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stopping.release)
     return stopping
+
+
+def _leave_signals_to_the_system() -> None:
+    """From here on a signal ends the process at once, in case that our own end hangs."""
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.remove_signal_handler(number)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

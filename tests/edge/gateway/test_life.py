@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvrelay.core.model.units import Status
@@ -43,39 +45,84 @@ async def test_health_is_alive_and_ready_needs_a_worker() -> None:
         assert len(worker.requests) == 0
 
 
-async def test_draining_says_so_refuses_new_requests_and_lets_streams_end() -> None:
-    open_streams: list[Exchange] = []
+def hold_open(streams: list[Exchange]) -> Callable[[Exchange], None]:
+    """A worker's script: one event, then nothing until the test says so."""
 
-    def hold(exchange: Exchange) -> None:
+    def script(exchange: Exchange) -> None:
         exchange.start(200, (EVENT_STREAM,))
         exchange.write(chunk("one"))
-        open_streams.append(exchange)
+        streams.append(exchange)
 
-    async with running(ScriptedWorker("a", hold)) as gateway, client_of(gateway) as client:
-        streaming = asyncio.create_task(client.post(token_body(stream=True)))
-        await until(lambda: open_streams)
+    return script
+
+
+@pytest.mark.covers("OP-11", "RC-11")
+async def test_draining_says_so_refuses_new_requests_with_a_receipt_and_lets_streams_end() -> None:
+    streams: list[Exchange] = []
+    worker = ScriptedWorker("a", hold_open(streams))
+    async with running(worker) as gateway, client_of(gateway) as client:
+        streaming = asyncio.create_task(client.post(token_body(stream=True), x_request_id="streaming"))
+        await until(lambda: streams)
         draining = asyncio.create_task(gateway.drain())
-        await asyncio.sleep(0.05)
+        await until(lambda: gateway.router.draining)
         assert (await client.post({}, "/ready"))[:2] == (503, b'{"status":"draining"}')
-        status, _, headers = await client.post(token_body())
-        assert status == 503 and "retry-after" in headers
+        assert (await client.post({}, "/health"))[0] == 200
+        status, _, headers = await client.post({"model": "m", "prompt": "a text"}, x_request_id="late")
+        assert (status, headers["retry-after"], headers["x-kvrelay-reason"]) == (503, "5", "gateway_draining")
+        assert worker.tokenized == [], "the tokens of a request that is refused anyway are not asked for"
         assert not draining.done()
-        open_streams[0].finish()
+        streams[0].finish()
         assert (await streaming)[0] == 200
-        assert await draining is True
+        assert await draining == 0
+        ended = {each.request_id: (each.status, each.failure_reason) for each in receipts(gateway)}
+        assert ended == {"streaming": (Status.OK, None), "late": (Status.REFUSED, "gateway_draining")}
 
 
-async def test_what_does_not_end_within_the_grace_is_cut_with_a_receipt() -> None:
+@pytest.mark.covers("OP-11")
+async def test_what_does_not_end_within_the_grace_is_cut_and_told_why() -> None:
     worker = ScriptedWorker("a", hang)
     async with running(worker, gateway__drain__grace_s=0.1) as gateway, client_of(gateway) as client:
         asking = asyncio.create_task(client.post(token_body()))
         await until(lambda: worker.requests)
-        assert await gateway.drain() is False
-        await gateway.stop()
-        with pytest.raises(Exception, match=r".*"):
-            await asking
+        assert await gateway.drain() == 1
+        status, _, headers = await asking
+        assert (status, headers["x-kvrelay-reason"], headers["retry-after"]) == (503, "drain_grace_over", "5")
         (receipt,) = receipts(gateway)
-        assert receipt.status is Status.CLIENT_CANCELLED
+        assert (receipt.status, receipt.failure_reason) == (Status.ERROR, "drain_grace_over")
+        assert receipt.attempts[0].fault is None, "the worker is not to blame"
+        await until(lambda: worker.left)
+        assert gauges_are_zero(gateway)
+
+
+async def rest_of_stream(gateway: Gateway) -> bytes:
+    """What a client still gets of a stream whose first event it has, when the gateway stops at once."""
+    body = msgspec.json.encode(token_body(stream=True, stream_options={"include_usage": True}))
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+    await reader.readuntil(chunk("one"))
+    _, rest = await asyncio.gather(gateway.stop(), reader.read())
+    writer.close()
+    return rest
+
+
+@pytest.mark.covers("OP-11")
+async def test_a_stream_that_is_cut_says_why_and_is_seen_as_broken() -> None:
+    async with running(ScriptedWorker("a", hold_open([]))) as gateway:
+        rest = await rest_of_stream(gateway)
+        assert b'data: {"error":{"message":"this gateway is shutting down and broke the answer off: gateway_st' in rest
+        assert not rest.endswith(b"0\r\n\r\n"), "it looks like a complete answer"
+        (receipt,) = receipts(gateway)
+        assert (receipt.status, receipt.failure_reason, receipt.http_status) == (Status.ERROR, "gateway_stopped", 200)
+
+
+async def test_nothing_is_said_in_the_middle_of_an_event() -> None:
+    def half_an_event(exchange: Exchange) -> None:
+        exchange.start(200, (EVENT_STREAM,))
+        exchange.write(chunk("one") + b'data: {"choi')
+
+    async with running(ScriptedWorker("a", half_an_event)) as gateway:
+        rest = await rest_of_stream(gateway)
+        assert b"error" not in rest and not rest.endswith(b"0\r\n\r\n")
 
 
 @pytest.mark.covers("MK-10")
@@ -111,7 +158,8 @@ async def test_a_key_decides_the_tenant_and_stays_here(tmp_path: Path) -> None:
         assert (await client.post(token_body()))[0] == 401
         assert (await client.post(token_body(), Authorization="Bearer key-three"))[0] == 401
         assert (await client.post(token_body(user="evil"), Authorization="Bearer key-two"))[0] == 200
-        assert receipts(gateway)[0].tenant == "acme"
+        assert [each.tenant for each in receipts(gateway)] == ["acme"], "who has no key leaves no receipt"
+        assert "kvrelay_unauthorized_total 2.0" in (await client.admin("GET", "/metrics"))[1]
         (seen,) = worker.requests
         assert seen.header(b"authorization") is None
         assert (await client.post({}, "/health"))[0] == 200

@@ -46,6 +46,21 @@ async def test_an_answer_passes_unchanged_and_leaves_one_receipt() -> None:
         await until(lambda: gauges_are_zero(gateway))
 
 
+async def test_an_error_does_not_say_what_its_worker_holds() -> None:
+    """Whoever has no key for the worker would learn from it which prompts others have sent."""
+    worker = ScriptedWorker("a")
+    async with running(worker) as gateway, client_of(gateway) as client:
+        await client.post(token_body(64))
+        _, _, headers = await client.post(token_body(64))
+        assert headers["x-kvrelay-matched-tokens"] == "48"
+        for status in (401, 404, 429, 500):
+            worker.script = lambda exchange, status=status: exchange.respond(status, (), b"no")
+            answered, _, headers = await client.post(token_body(64))
+            assert answered == status and "x-kvrelay-worker" in headers
+            assert "x-kvrelay-matched-tokens" not in headers
+            assert receipts(gateway)[0].matched_tokens_at_route == 48
+
+
 async def test_the_request_reaches_the_worker_as_it_was_sent() -> None:
     worker = ScriptedWorker("a")
     raw = b'{ "model":"m" , "prompt":[1,2,3],"x":1.50, "u":"\\u00e9" }'

@@ -88,9 +88,10 @@ async def test_the_end_of_the_gateway_leaves_a_receipt_of_it() -> None:
         asking = asyncio.create_task(session.post(f"{gateway.url}/v1/completions", json=TEXT))
         await until(lambda: stuck.begun)
         await gateway.stop()
-        with pytest.raises(aiohttp.ClientError):
-            await asking
-        assert [receipt.status for receipt in receipts(gateway)] == [Status.CLIENT_CANCELLED]
+        answer = await asking
+        assert (answer.status, answer.headers["x-kvrelay-reason"]) == (503, "gateway_stopped")
+        (receipt,) = receipts(gateway)
+        assert (receipt.status, receipt.failure_reason) == (Status.ERROR, "gateway_stopped")
 
 
 @pytest.mark.covers("RC-11")

@@ -212,6 +212,19 @@ class ClientLeft(Struct, frozen=True):
     itl_ms: tuple[float, ...] = ()
 
 
+class RequestCut(Struct, frozen=True):
+    """The gateway itself ends the request, because it is being shut down; nobody else is at fault.
+
+    `relayed` as in AttemptFailed; `http_status` is what the client has seen by then.
+    """
+
+    request_id: str
+    reason: str
+    relayed: bool = False
+    http_status: int | None = None
+    itl_ms: tuple[float, ...] = ()
+
+
 class SessionClosed(Struct, frozen=True):
     """The session ended; its binding goes and does not come back under the same id by itself."""
 
@@ -219,6 +232,12 @@ class SessionClosed(Struct, frozen=True):
 
 
 # --- the operator and the clock ----------------------------------------------------------------------------------
+
+
+class DrainStarted(Struct, frozen=True):
+    """The gateway is being shut down: who comes from now on is refused, who is here may end."""
+
+    retry_after_s: float
 
 
 class PolicyChanged(Struct, frozen=True):
@@ -252,4 +271,6 @@ Event = (
     | WorkerResumed
     | SessionClosed
     | PolicyChanged
+    | RequestCut
+    | DrainStarted
 )

@@ -34,6 +34,7 @@ from kvrelay.core.model.events import (
     AttemptAccepted,
     AttemptFailed,
     ClientLeft,
+    DrainStarted,
     Event,
     FirstTokenSeen,
     KvBatch,
@@ -43,6 +44,7 @@ from kvrelay.core.model.events import (
     ReplayArrived,
     ReplayUnavailable,
     RequestArrived,
+    RequestCut,
     RequestFinished,
     ResidencyReset,
     SessionClosed,
@@ -96,6 +98,7 @@ class Router:
         self._live: dict[str, Live] = {}
         self._speculative: dict[str, float] = {}  # request -> deadline of its in-flight entry, oldest first
         self._alarm = Alarm()
+        self._draining: DrainStarted | None = None
         self.spills = 0
         self.late_events = 0
 
@@ -137,6 +140,11 @@ class Router:
             spills=self.spills,
             late_events=self.late_events,
         )
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused because the gateway is being shut down."""
+        return self._draining is not None
 
     def sessions(self) -> dict[str, WorkerId]:
         """Session bindings."""
@@ -188,12 +196,19 @@ class Router:
                 return ()
             case PolicyChanged():
                 return self._switch_policy(event)
+            case RequestCut():
+                return self._cut(now, event)
+            case DrainStarted():
+                self._draining = event
+                return ()
 
     # --- requests ------------------------------------------------------------------------------------------------
 
     def _admit(self, now: float, arrived: RequestArrived) -> Effects:
         assert arrived.request_id not in self._live, f"{arrived.request_id} is live already"
         live = self._live[arrived.request_id] = Live(arrived, now)
+        if self._draining is not None:
+            return self._refuse(now, live, "gateway_draining", retry_after_s=self._draining.retry_after_s)
         found = self._fleet.candidates(now, arrived.model, self._ledger, frozenset())
         if found.why_none == "at_capacity" and self._waiting.enabled:
             return self._let_wait(now, live)
@@ -402,14 +417,34 @@ class Router:
         live = self._live.get(event.request_id)
         if live is None:
             return self._late()
-        cancel: Effects = ()
-        if live.current is not None and live.current.fault is None:
-            cancel = (CancelAttempt(event.request_id, live.current.number),)
-            worker = self._fleet.live(live.current.decision.target.worker)
-            if worker is not None:
-                worker.health.released(event.request_id)
+        cancel = self._cancel_attempt(live)
         ended = self._end(now, live, Status.CLIENT_CANCELLED, None, itl_ms=event.itl_ms)
         return cancel + ended
+
+    def _cut(self, now: float, event: RequestCut) -> Effects:
+        live = self._live.get(event.request_id)
+        if live is None:
+            return self._late()
+        cancel, ending = self._cancel_attempt(live), self._cut_ending(event)
+        http_status = event.http_status if event.relayed else 503
+        ended = self._end(now, live, Status.ERROR, http_status, failure_reason=event.reason, itl_ms=event.itl_ms)
+        return (*cancel, ending, *ended)
+
+    def _cut_ending(self, event: RequestCut) -> Effect:
+        if event.relayed:
+            return BreakOff(event.request_id, Status.ERROR, event.reason)
+        hint_s = _RETRY_HINT_S if self._draining is None else self._draining.retry_after_s
+        return Refuse(event.request_id, 503, event.reason, hint_s)
+
+    def _cancel_attempt(self, live: Live) -> Effects:
+        """The worker need not go on, and nothing is learned of it."""
+        if live.current is None or live.current.fault is not None:
+            return ()
+        request_id = live.arrived.request_id
+        worker = self._fleet.live(live.current.decision.target.worker)
+        if worker is not None:
+            worker.health.released(request_id)
+        return (CancelAttempt(request_id, live.current.number),)
 
     def _end(
         self,

@@ -14,22 +14,27 @@ from kvrelay.edge.gateway.heads import read_head
 from kvrelay.edge.gateway.request import JSON, ClientRequest, Surroundings, error_body
 from kvrelay.edge.http.exchange import Exchange
 from kvrelay.edge.http.heads import Header
+from kvrelay.edge.observe.metrics import Metrics
 from kvrelay.edge.observe.receipt_log import ReceiptLog
-
-DRAIN_RETRY_AFTER_S = 5
 
 
 class DataPort:
     """Handler of the data port's server."""
 
     def __init__(
-        self, around: Surroundings, fleet: Fleet, tenants: Tenants, receipts: ReceiptLog, session_header: str
+        self,
+        around: Surroundings,
+        fleet: Fleet,
+        tenants: Tenants,
+        receipts: ReceiptLog,
+        metrics: Metrics,
+        session_header: str,
     ) -> None:
-        self.draining = False
         self._around = around
         self._fleet = fleet
         self._tenants = tenants
         self._receipts = receipts
+        self._metrics = metrics
         self._session_header = session_header.lower().encode("latin-1")
         self._id_prefix = f"kvr-{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
@@ -40,15 +45,11 @@ class DataPort:
             exchange.respond(200, (JSON,), b'{"status":"alive"}')
         elif path == "/ready":
             self._ready(exchange)
-        elif self.draining:
-            retry_after = (b"retry-after", b"%d" % DRAIN_RETRY_AFTER_S)
-            message = "this gateway is shutting down and takes no new requests"
-            exchange.respond(503, (JSON, retry_after), error_body(message, "draining", 503))
         else:
             self._proxy(exchange)
 
     def _ready(self, exchange: Exchange) -> None:
-        if self.draining:
+        if self._around.host.router.draining:
             exchange.respond(503, (JSON,), b'{"status":"draining"}')
         elif self._anyone_routable(self._around.host.router):
             exchange.respond(200, (JSON,), b'{"status":"ready"}')
@@ -62,6 +63,7 @@ class DataPort:
         head = read_head(exchange.headers, self._session_header)
         tenant = self._tenants.of(head.authorization)
         if tenant is None:
+            self._metrics.unauthorized.add(())
             challenge: Header = (b"www-authenticate", b"Bearer")
             body = error_body("a valid API key is needed (Authorization: Bearer KEY)", "authentication_error", 401)
             exchange.respond(401, (JSON, challenge), body)

@@ -21,7 +21,7 @@ from aiohttp import web
 
 from kvrelay import __version__
 from kvrelay.core.model.effects import RequestReplay
-from kvrelay.core.model.events import Event, WorkerJoined
+from kvrelay.core.model.events import DrainStarted, Event, WorkerJoined
 from kvrelay.core.routing.router import Router
 from kvrelay.core.routing.status import RouterStatus
 from kvrelay.edge.fleet.static import Fleet
@@ -42,6 +42,7 @@ from kvrelay.edge.tokens.parity import Parity, describe_tokens
 from kvrelay.edge.tokens.service import TokenService
 from kvrelay.edge.tokens.worker import WorkerTokenizer
 
+DRAIN_RETRY_AFTER_S = 5.0
 LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 log = logging.getLogger(__name__)
 
@@ -105,15 +106,22 @@ class Gateway:
             await self.stop()
             raise
 
-    async def drain(self) -> bool:
-        """Not ready from now on; open requests may end within the configured grace. True: all of them did."""
-        self._port.draining = True
+    async def drain(self) -> int:
+        """Not ready from now on; open requests may end within the configured grace, then they are cut.
+
+        Returns how many were cut.
+        """
+        self.host.feed(DrainStarted(DRAIN_RETRY_AFTER_S))
         assert self._server is not None
-        return await self._server.drain(self.config.gateway.drain.grace_s)
+        if await self._server.drain(self.config.gateway.drain.grace_s):
+            return 0
+        return self.host.cut("drain_grace_over")
 
     async def stop(self) -> None:
         """Ends everything; open requests are cut and still get their receipts. May be called again."""
         if self._server is not None:
+            self.host.cut("gateway_stopped")
+            await self._server.let_last_answers_leave()
             await self._server.close()
             self._server = None
         if self._admin is not None:
@@ -154,7 +162,7 @@ class Gateway:
             "pid": os.getpid(),
             "url": self.url,
             "uptime_s": round(monotonic_s() - self._started_at, 1),
-            "draining": self._port.draining,
+            "draining": self.router.draining,
             "open_requests": len(self.host.requests),
             "open_upstream_calls": self._pool.open_calls,
             "receipts_dropped": self.receipts.dropped,
@@ -187,7 +195,9 @@ class Gateway:
         self.metrics.bind(self.status, lambda: [view.name for view in self.fleet.views()])
         self.tokens = self._tokens()
         self._pool = UpstreamPool()
-        self._port = DataPort(self._surroundings(tenants), self.fleet, tenants, self.receipts, config.affinity.header)
+        self._port = DataPort(
+            self._surroundings(tenants), self.fleet, tenants, self.receipts, self.metrics, config.affinity.header
+        )
 
     def _surroundings(self, tenants: Tenants) -> Surroundings:
         timeouts = self.config.gateway.timeouts

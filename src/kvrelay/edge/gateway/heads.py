@@ -20,7 +20,13 @@ _NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"authoriz
 _DIGESTS = frozenset((b"content-digest", b"repr-digest", b"digest", b"content-md5", b"signature"))
 _HARMLESS_CONNECTION = frozenset((b"keep-alive", b"close", b""))
 _OURS = frozenset(
-    (b"x-kvrelay-request-id", b"x-kvrelay-worker", b"x-kvrelay-route-reason", b"x-kvrelay-matched-tokens")
+    (
+        b"x-kvrelay-request-id",
+        b"x-kvrelay-worker",
+        b"x-kvrelay-route-reason",
+        b"x-kvrelay-matched-tokens",
+        b"x-kvrelay-reason",
+    )
 )
 _NOT_PASSED = HOP_BY_HOP | _OURS
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}\Z")
@@ -141,15 +147,18 @@ def worker_request(
     )
 
 
-def client_headers(headers: Sequence[Header], request_id: bytes, dispatch: Dispatch, route: Route) -> list[Header]:
-    """The worker's headers that may pass, and ours behind them."""
+def client_headers(
+    status: int, headers: Sequence[Header], request_id: bytes, dispatch: Dispatch, route: Route
+) -> list[Header]:
+    """The worker's headers that may pass, and ours behind them. An error tells nothing of what its worker holds: who
+    has no key for the worker would learn from it which prompts others sent."""
     passed = _passed(headers)
     passed += (
         (b"x-kvrelay-request-id", request_id),
         route.worker_header,
         (b"x-kvrelay-route-reason", dispatch.reason.encode("latin-1")),
     )
-    if dispatch.matched_tokens is not None:
+    if dispatch.matched_tokens is not None and status < 400:
         passed.append((b"x-kvrelay-matched-tokens", b"%d" % dispatch.matched_tokens))
     return passed
 

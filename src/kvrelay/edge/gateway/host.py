@@ -46,6 +46,7 @@ class HostedRequest(Protocol):
     def break_off(self, effect: BreakOff) -> None: ...
     def cancel(self) -> None: ...
     def expire(self) -> None: ...
+    def cut(self, reason: str) -> None: ...
 
 
 class RouterHost:
@@ -94,6 +95,13 @@ class RouterHost:
                 self._step(self._pending.popleft())
         finally:
             self._stepping = False
+
+    def cut(self, reason: str) -> int:
+        """End every open request now; answers how many. Their receipts say why."""
+        requests = tuple(self.requests.values())
+        for request in requests:
+            request.cut(reason)
+        return len(requests)
 
     def close(self) -> None:
         """No timers after this."""

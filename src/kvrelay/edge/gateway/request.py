@@ -30,6 +30,7 @@ from kvrelay.core.model.events import (
     ClientLeft,
     FirstTokenSeen,
     RequestArrived,
+    RequestCut,
     RequestFinished,
 )
 from kvrelay.core.model.prompt import Prompt, Tenant, Usage
@@ -84,6 +85,7 @@ class ClientRequest:
         "_call",
         "_counted",
         "_counted_bytes",
+        "_cut_because",
         "_dispatch",
         "_exchange",
         "_filter",
@@ -136,6 +138,7 @@ class ClientRequest:
         self._stream_options: bytes | None = None
         self._second_asking = False
         self._filter: UsageFilter | None = None
+        self._cut_because: str | None = None
         self._forget_answer()
 
     # --- from arrival to the router ----------------------------------------------------------------------------------
@@ -148,6 +151,9 @@ class ClientRequest:
         body, salt = self._read_body()
         router = self._around.host.router
         adapter = router.adapter_of(body.model)
+        if router.draining:  # it will be refused, so its tokens are not worth knowing
+            self._arrive(body, Prompt(None, {}, "gateway_draining"), adapter)
+            return
         prompt = prompt_at_once(router, self._around.tokens, body, adapter, salt)
         if prompt is None:
             self._unarrived = body
@@ -211,6 +217,9 @@ class ClientRequest:
             return
         self._dispatch = effect
         self._attempt = effect.attempt
+        if self._cut_because is not None:  # cut while its prompt was being tokenized
+            self._feed_cut(self._cut_because)
+            return
         if self.deadline_s == math.inf:  # its time ended while its prompt was being tokenized
             self._fail(Fault.TOTAL_TIMEOUT, TOTAL_TIME_OVER)
             return
@@ -241,6 +250,7 @@ class ClientRequest:
         headers = [
             (b"content-type", b"application/json"),
             (b"x-kvrelay-request-id", self._id_bytes),
+            (b"x-kvrelay-reason", effect.reason.encode("latin-1")),
         ]
         if effect.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % math.ceil(effect.retry_after_s)))
@@ -249,7 +259,7 @@ class ClientRequest:
 
     def pass_through(self) -> None:
         assert self._dispatch is not None and self._route is not None
-        headers = client_headers(self._upstream_headers, self._id_bytes, self._dispatch, self._route)
+        headers = client_headers(self._status, self._upstream_headers, self._id_bytes, self._dispatch, self._route)
         if self._held_bytes > MAX_HELD_BYTES:  # nothing of it was kept
             undeclared = [each for each in headers if each[0].lower() != b"content-length"]
             self._exchange.respond(self._status, undeclared, b"")
@@ -259,7 +269,17 @@ class ClientRequest:
 
     def break_off(self, effect: BreakOff) -> None:
         self.cancel()
+        if self._cut_because is not None and self._ends_between_events():
+            message = f"this gateway is shutting down and broke the answer off: {effect.reason}"
+            self._exchange.write(b"data: " + error_body(message, "kvrelay_error", 503) + b"\n\n")
         self._exchange.abort()
+
+    def _ends_between_events(self) -> bool:
+        """Whether one more event can be said in the stream before it breaks off. In the middle of one it would only
+        garble what the client has."""
+        if self._watch is None or not editable(self._upstream_headers):
+            return False
+        return self._watch.tail().endswith((b"\n\n", b"\r\n\r\n"))
 
     def cancel(self) -> None:
         call, self._call = self._call, None
@@ -274,6 +294,19 @@ class ClientRequest:
             return
         self.cancel()
         self._fail(Fault.TOTAL_TIMEOUT, TOTAL_TIME_OVER)
+
+    def cut(self, reason: str) -> None:
+        """The gateway ends it, because it is being shut down itself."""
+        self._cut_because = reason
+        if self._waiting is not None:
+            self._arrive_as_it_is()  # `dispatch` will find it cut, unless the router refuses it
+            return
+        self._feed_cut(reason)
+
+    def _feed_cut(self, reason: str) -> None:
+        gaps_ms = () if self._watch is None else tuple(self._watch.gaps_ms)
+        status = self._status if self._relaying else None
+        self._around.host.feed(RequestCut(self._request_id, reason, self._relaying, status, gaps_ms))
 
     # --- what the worker answers -------------------------------------------------------------------------------------
 
@@ -370,7 +403,7 @@ class ClientRequest:
     def _start_relaying(self, first: bytes) -> None:
         assert self._dispatch is not None and self._route is not None
         self._relaying = True
-        headers = client_headers(self._upstream_headers, self._id_bytes, self._dispatch, self._route)
+        headers = client_headers(self._status, self._upstream_headers, self._id_bytes, self._dispatch, self._route)
         self._exchange.start(self._status, headers, first)
 
     def _passes_edited(self, status: int, headers: list[Header]) -> bool:

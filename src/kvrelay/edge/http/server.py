@@ -16,6 +16,7 @@ import ssl as ssl_module
 import struct
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import httptools
 import msgspec
@@ -45,6 +46,7 @@ class HttpServer:
         self._listener: asyncio.Server | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
+        self._last_left: asyncio.Event | None = None
 
     async def listen(self, *, host: str, port: int, ssl: ssl_module.SSLContext | None, reuse_port: bool) -> None:
         self._listener = await self._loop.create_server(
@@ -82,6 +84,18 @@ class HttpServer:
         except TimeoutError:
             return False
         return True
+
+    async def let_last_answers_leave(self) -> None:
+        """Until the connections that are closing have closed, at most as long as one of them may linger."""
+        self._last_left = asyncio.Event()
+        self.note_connection_end()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.linger_s):
+                await self._last_left.wait()
+
+    def note_connection_end(self) -> None:
+        if self._last_left is not None and not any(connection.lingering for connection in self.connections):
+            self._last_left.set()
 
     async def close(self) -> None:
         """Stop listening and cut every connection; handlers with an open exchange get `on_gone`."""
@@ -166,6 +180,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport = None
         del self._parser  # it holds our callbacks, and so us: a cycle that would wait for the collector
         self._server.connections.pop(self, None)
+        self._server.note_connection_end()
         self._client_left()
 
     def eof_received(self) -> bool:
@@ -305,6 +320,11 @@ class ServerConnection(asyncio.Protocol):
     @property
     def open_exchanges(self) -> int:
         return (self._active is not None) + len(self._waiting)
+
+    @property
+    def lingering(self) -> bool:
+        """Its last answer was written and may be on its way."""
+        return self._lingering_since is not None
 
     def close_if_idle(self) -> None:
         if self._active is None and not self._in_head and not self._in_body:

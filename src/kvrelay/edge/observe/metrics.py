@@ -122,6 +122,9 @@ class Metrics(Collector):
         self.events = Counter("kvrelay_events_total", "KV events received.", ("worker", "kind"))
         self.gaps = Counter("kvrelay_event_gaps_total", "Holes seen in an event sequence.", ("worker",))
         self.malformed = Counter("kvrelay_events_malformed_total", "Event messages that broke the format.", ("worker",))
+        self.unauthorized = Counter(
+            "kvrelay_unauthorized_total", "Requests without a valid API key; the only ones without a receipt."
+        )
         self.reports = Counter("kvrelay_reports_total", "What the router reported, by kind.", ("kind",))
         self.ttft = Histogram("kvrelay_ttft_seconds", "Arrival to first token.", TTFT_S)
         self.itl = Histogram("kvrelay_itl_seconds", "Gaps between output chunks.", ITL_S)
@@ -223,5 +226,6 @@ class Metrics(Collector):
             self.events,
             self.gaps,
             self.malformed,
+            self.unauthorized,
             self.reports,
         )
