@@ -60,6 +60,13 @@ class RequestReplay(Struct, frozen=True):
     from_seq: int
 
 
+class RequestSnapshot(Struct, frozen=True):
+    """Ask the worker's agent for all that it holds; answer with SnapshotArrived or SnapshotUnavailable."""
+
+    worker: WorkerId
+    rank: int
+
+
 class WakeAt(Struct, frozen=True):
     """Send `WokeUp` at this time; a later WakeAt with an earlier time adds to it, it replaces nothing."""
 
@@ -78,6 +85,9 @@ ReportKind = Literal[
     "worker_replaced",
     "event_gap",
     "event_gap_lost",
+    "event_tail_lost",
+    "index_drift",
+    "snapshot_restored",
     "event_duplicate",
     "event_late",
     "events_skipped",
@@ -96,4 +106,15 @@ class Report(Struct, frozen=True):
     count: int = 1
 
 
-Effect = Dispatch | Refuse | PassThrough | BreakOff | CancelAttempt | RequestReplay | WakeAt | WriteReceipt | Report
+Effect = (
+    Dispatch
+    | Refuse
+    | PassThrough
+    | BreakOff
+    | CancelAttempt
+    | RequestReplay
+    | RequestSnapshot
+    | WakeAt
+    | WriteReceipt
+    | Report
+)

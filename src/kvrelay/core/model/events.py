@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from kvrelay.core.model.census import Census
 from kvrelay.core.model.ids import WorkerId
 from kvrelay.core.model.prompt import Prompt, Tenant, TokenIds, Usage
 from kvrelay.core.model.units import Fault, Tier
@@ -26,6 +27,7 @@ class WorkerSpec(Struct, frozen=True):
     role: str = "both"  # both | prefill | decode
     max_active_requests: int | None = None
     sends_events: bool = True
+    has_agent: bool = False  # beside it, somebody keeps a snapshot of what it holds
     sends_usage: bool = True
     engine: str = "unknown"
     models_payload: bool | None = None  # False for mocks: no KV tensor is modelled
@@ -141,6 +143,38 @@ class ReplayUnavailable(Struct, frozen=True):
     worker: WorkerId
     rank: int
     detail: str = ""
+
+
+class SnapshotArrived(Struct, frozen=True, eq=False):
+    """The answer to `RequestSnapshot`: all that the worker holds after its batch `last_seq`, as batches for an empty
+    index, parents before children (-1: it has not published yet).
+
+    `whole` is False when the agent itself had missed a part: what it names is held, but there may be more.
+    """
+
+    worker: WorkerId
+    rank: int
+    last_seq: int
+    batches: tuple[KvBatch, ...]
+    whole: bool = True
+
+
+class SnapshotUnavailable(Struct, frozen=True):
+    """The worker has no agent, or the agent did not answer in time or had nothing that it may answer with."""
+
+    worker: WorkerId
+    rank: int
+    detail: str = ""
+
+
+class AgentHeartbeat(Struct, frozen=True):
+    """What the agent beside a worker knows of it: the newest sequence number and a census of the live blocks."""
+
+    worker: WorkerId
+    rank: int
+    last_seq: int
+    census: Census
+    whole: bool
 
 
 class ResidencyReset(Struct, frozen=True):
@@ -264,6 +298,9 @@ Event = (
     | WokeUp
     | ReplayArrived
     | ReplayUnavailable
+    | SnapshotArrived
+    | SnapshotUnavailable
+    | AgentHeartbeat
     | ResidencyReset
     | WorkerJoined
     | WorkerLeft

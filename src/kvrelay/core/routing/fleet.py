@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
+from kvrelay.core.index.agent_word import AgentWord
 from kvrelay.core.index.approximate import Approximate
 from kvrelay.core.index.sequence import Sequence
 from kvrelay.core.load.ledger import ACTIVE, Ledger
@@ -23,7 +24,7 @@ from kvrelay.core.routing.refusals import Refusals
 class Target:
     """One rank of a live worker."""
 
-    __slots__ = ("approximate", "block_size_tokens", "catching_up", "id", "index_broken", "sequence", "slot")
+    __slots__ = ("agent", "approximate", "block_size_tokens", "catching_up", "id", "index_broken", "sequence", "slot")
 
     def __init__(self, target_id: TargetId, slot: int, block_size_tokens: int) -> None:
         self.id = target_id
@@ -31,6 +32,7 @@ class Target:
         self.block_size_tokens = block_size_tokens  # 0: unknown
         self.sequence: Sequence | None = None  # workers with events
         self.approximate: Approximate | None = None  # workers without
+        self.agent: AgentWord | None = None  # what the agent beside the worker says
         self.index_broken: str | None = None  # why nothing of this worker can match
         self.catching_up = False  # a part of its known history has not been applied yet
 

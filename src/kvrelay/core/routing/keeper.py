@@ -9,12 +9,24 @@ from __future__ import annotations
 from collections import deque
 
 from kvrelay.core.contract.keys import Keyer
+from kvrelay.core.index.agent_word import AgentWord
 from kvrelay.core.index.approximate import Approximate
 from kvrelay.core.index.in_flight import InFlight
 from kvrelay.core.index.residency import Applied, Residency
-from kvrelay.core.index.sequence import Apply, AskReplay, Empty, Ignored, Sequence, Verdict
-from kvrelay.core.model.effects import Effect, Report, RequestReplay
+from kvrelay.core.index.sequence import (
+    Apply,
+    AskReplay,
+    AskSnapshot,
+    Empty,
+    Ignored,
+    Phase,
+    Restart,
+    Sequence,
+    Verdict,
+)
+from kvrelay.core.model.effects import Effect, Report, RequestReplay, RequestSnapshot
 from kvrelay.core.model.events import (
+    AgentHeartbeat,
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
@@ -22,11 +34,18 @@ from kvrelay.core.model.events import (
     KvBatch,
     ReplayArrived,
     ReplayUnavailable,
+    SnapshotArrived,
+    SnapshotUnavailable,
     WorkerSpec,
 )
 from kvrelay.core.model.ids import TargetId, WorkerId
+from kvrelay.core.model.units import IndexState
 from kvrelay.core.routing.fleet import FleetView, Target
 from kvrelay.core.routing.settings import RouterSettings
+
+Answer = ReplayArrived | ReplayUnavailable | SnapshotArrived | SnapshotUnavailable
+Change = Apply | Empty | Restart
+"""Verdicts that change what a target is believed to have."""
 
 SWEEP_BLOCKS = 500
 APPLY_BLOCKS = 1_000  # at most in one step: a replay of a whole history must not hold up anybody's tokens
@@ -52,8 +71,8 @@ class Keeper:
         self.residency = Residency(self.keyer, max_orphan_blocks=settings.max_orphan_blocks)
         self.in_flight = InFlight()
         self.counts: dict[str, EventCounts] = {}
-        self._asked_at: dict[TargetId, float] = {}  # replays under way
-        self._backlog: dict[TargetId, deque[Apply | Empty]] = {}  # in order, beyond what one step may apply
+        self._asked_at: dict[TargetId, float] = {}  # replays and snapshots under way
+        self._backlog: dict[TargetId, deque[Change]] = {}  # in order, beyond what one step may apply
 
     # --- targets -------------------------------------------------------------------------------------------------
 
@@ -62,7 +81,9 @@ class Keeper:
         block_size = spec.block_size_tokens or 0
         target = Target(TargetId(worker, rank), self.residency.add_holder(max(block_size, 1)), block_size)
         if spec.sends_events:
-            target.sequence = Sequence(max_pending_batches=self._settings.max_pending_batches)
+            pending = self._settings.max_pending_batches
+            target.sequence = Sequence(max_pending_batches=pending, has_agent=spec.has_agent)
+            target.agent = self._new_agent_word() if spec.has_agent else None
         elif block_size:
             target.approximate = self._new_approximate(target)
         if not spec.sends_events and not block_size:
@@ -102,25 +123,54 @@ class Keeper:
             return self._late(event.worker)
         return self._follow(now, target, target.sequence.offer(event))
 
-    def replayed(self, now: float, event: ReplayArrived | ReplayUnavailable) -> tuple[Effect, ...]:
-        """A replay ended, with or without batches."""
+    def answered(self, now: float, event: Answer) -> tuple[Effect, ...]:
+        """A replay or a snapshot that was asked for, or the word that there is none."""
         target = self._fleet.target(event.worker, event.rank)
         if target is None or target.sequence is None:
             return self._late(event.worker)
-        if isinstance(event, ReplayArrived):
-            return self._follow(now, target, target.sequence.replayed(event.batches))
-        return self._follow(now, target, target.sequence.unavailable())
+        match event:
+            case ReplayArrived():
+                verdicts = target.sequence.replayed(event.batches)
+            case SnapshotArrived():
+                verdicts = target.sequence.snapshot(event.last_seq, event.batches, whole=event.whole)
+            case ReplayUnavailable():
+                verdicts = target.sequence.unavailable(Phase.REPLAYING)
+            case SnapshotUnavailable():
+                verdicts = target.sequence.unavailable(Phase.SNAPSHOTTING)
+        return self._follow(now, target, verdicts)
 
-    def give_up_on_replays(self, now: float) -> tuple[Effect, ...]:
-        """Replays that did not answer in time are over."""
+    def heartbeat(self, now: float, event: AgentHeartbeat) -> tuple[Effect, ...]:
+        """The agent knows newer events than we have, or counts other blocks: what is missing here is asked for."""
+        target = self._fleet.target(event.worker, event.rank)
+        if target is None or target.sequence is None or target.agent is None:
+            return self._late(event.worker)
+        sequence, name = target.sequence, target.id.worker.name
+        if target.agent.names_lost_tail(now, event, sequence):
+            lost = Report("event_tail_lost", name, f"rank {event.rank}: {sequence.next_seq} to {event.last_seq}")
+            return (lost, *self._follow(now, target, sequence.behind(event.last_seq)))
+        if target.catching_up or not target.agent.may_compare(now, event, sequence):
+            return ()
+        own = self.residency.census(target.slot)
+        if not target.agent.differs(now, own, event, sequence):
+            return ()
+        drift: tuple[Effect, ...] = ()
+        if sequence.state is IndexState.LIVE:  # else it was known that something is missing
+            detail = f"rank {event.rank}: {own.blocks} blocks, agent {event.census.blocks}"
+            drift = (Report("index_drift", name, detail),)
+        return drift + self._follow(now, target, sequence.restore())
+
+    def give_up_on_answers(self, now: float) -> tuple[Effect, ...]:
+        """Replays and snapshots that did not come in time are over."""
         effects: tuple[Effect, ...] = ()
         overdue = [t for t, at in self._asked_at.items() if now - at >= self._settings.replay_timeout_s]
         for target_id in overdue:
-            effects += self.replayed(now, ReplayUnavailable(target_id.worker, target_id.rank, "no answer in time"))
+            target = self._fleet.target(target_id.worker, target_id.rank)
+            assert target is not None and target.sequence is not None, f"{target_id} left a question behind"
+            effects += self._follow(now, target, target.sequence.unavailable(target.sequence.phase))
         return effects
 
     def next_deadline(self) -> float | None:
-        """When the oldest running replay is given up."""
+        """When the oldest question to a worker or an agent is given up."""
         if not self._asked_at:
             return None
         return min(self._asked_at.values()) + self._settings.replay_timeout_s
@@ -154,7 +204,7 @@ class Keeper:
         budget_blocks = APPLY_BLOCKS
         for verdict in verdicts:
             match verdict:
-                case Apply() | Empty():
+                case Apply() | Empty() | Restart():
                     if budget_blocks > 0 and target.id not in self._backlog:
                         budget_blocks -= _blocks_in(verdict)
                         effects += self._count_in(target, verdict)
@@ -167,18 +217,27 @@ class Keeper:
                         effects.append(Report("event_gap", name, f"rank {target.id.rank}: replay from {from_seq}"))
                     effects.append(RequestReplay(target.id.worker, target.id.rank, from_seq))
                     self._asked_at[target.id] = now
+                case AskSnapshot():
+                    effects.append(RequestSnapshot(target.id.worker, target.id.rank))
+                    self._asked_at[target.id] = now
                 case Ignored():
                     self.counts[name].duplicates += 1
                     effects.append(Report("event_duplicate", name))
-        if target.sequence is not None and not target.sequence.replaying:
+        if target.sequence is not None and not target.sequence.waiting:
             self._asked_at.pop(target.id, None)
         return tuple(effects)
 
-    def _count_in(self, target: Target, verdict: Apply | Empty) -> list[Effect]:
-        if isinstance(verdict, Apply):
-            return self._apply(target, verdict.batch, self.counts[target.id.worker.name])
-        self._empty(target)
-        return [Report("event_gap_lost", target.id.worker.name, f"rank {target.id.rank}: from {verdict.lost_from_seq}")]
+    def _count_in(self, target: Target, verdict: Change) -> list[Effect]:
+        name, rank = target.id.worker.name, target.id.rank
+        match verdict:
+            case Apply():
+                return self._apply(target, verdict.batch, self.counts[name])
+            case Restart():
+                self.residency.empty_holder(target.slot)
+                return [Report("snapshot_restored", name, f"rank {rank}: as after {verdict.last_seq}")]
+            case Empty():
+                self._empty(target)
+                return [Report("event_gap_lost", name, f"rank {rank}: from {verdict.lost_from_seq}")]
 
     def _apply(self, target: Target, batch: KvBatch, counts: EventCounts) -> list[Effect]:
         effects: list[Effect] = []
@@ -219,6 +278,9 @@ class Keeper:
         if target.approximate is not None:
             target.approximate = self._new_approximate(target)
 
+    def _new_agent_word(self) -> AgentWord:
+        return AgentWord(grace_s=self._settings.heartbeat_grace_s, interval_s=self._settings.census_interval_s)
+
     def _new_approximate(self, target: Target) -> Approximate:
         return Approximate(self.residency, target.slot, max_blocks=self._settings.max_approximate_blocks)
 
@@ -229,8 +291,8 @@ class Keeper:
         return (Report("event_late", worker.name, f"of {worker.incarnation}"),)
 
 
-def _blocks_in(verdict: Apply | Empty) -> int:
+def _blocks_in(verdict: Change) -> int:
     """Work of a verdict in blocks; an empty batch still costs something."""
-    if isinstance(verdict, Empty):
+    if not isinstance(verdict, Apply):
         return 1
     return 1 + sum(len(e.hashes) for e in verdict.batch.events if isinstance(e, BlocksStored | BlocksRemoved))

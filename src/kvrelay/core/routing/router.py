@@ -31,6 +31,7 @@ from kvrelay.core.model.effects import (
     WriteReceipt,
 )
 from kvrelay.core.model.events import (
+    AgentHeartbeat,
     AttemptAccepted,
     AttemptFailed,
     ClientLeft,
@@ -48,6 +49,8 @@ from kvrelay.core.model.events import (
     RequestFinished,
     ResidencyReset,
     SessionClosed,
+    SnapshotArrived,
+    SnapshotUnavailable,
     WokeUp,
     WorkerDrained,
     WorkerJoined,
@@ -179,8 +182,10 @@ class Router:
                 return self._client_left(now, event)
             case WokeUp():
                 return self._woke_up(now)
-            case ReplayArrived() | ReplayUnavailable():
-                return self._keeper.replayed(now, event) + self._wake(now)
+            case ReplayArrived() | ReplayUnavailable() | SnapshotArrived() | SnapshotUnavailable():
+                return self._keeper.answered(now, event) + self._wake(now)
+            case AgentHeartbeat():
+                return self._keeper.heartbeat(now, event) + self._wake(now)
             case WorkerJoined():
                 return self._joined(now, event)
             case WorkerLeft():
@@ -577,7 +582,7 @@ class Router:
         for request_id in self._waiting.expired(now):
             hint_s = self._waiting.retry_after_s()
             given_up += self._refuse(now, self._live[request_id], "queue_wait_over", retry_after_s=hint_s)
-        return given_up + self._keeper.catch_up() + self._keeper.give_up_on_replays(now) + self._wake(now)
+        return given_up + self._keeper.catch_up() + self._keeper.give_up_on_answers(now) + self._wake(now)
 
     def _wake(self, now: float) -> Effects:
         """Ask to be woken for whatever is due next, unless an alarm is set for then or earlier."""

@@ -33,7 +33,9 @@ class RouterSettings(Struct, frozen=True, kw_only=True):
     max_orphan_blocks: int = 50_000  # per worker rank
     max_approximate_blocks: int = 200_000  # per worker rank without events
     max_pending_batches: int = 10_000  # held per worker rank while a replay is under way
-    replay_timeout_s: float = 5.0
+    replay_timeout_s: float = 5.0  # of a snapshot too
+    heartbeat_grace_s: float = 0.5  # an agent's heartbeat may overtake the event that it names
+    census_interval_s: float = 5.0  # between two comparisons of a worker's blocks with its agent's
     initial_prefill_tokens_per_s: float = 8_000.0  # until a worker's own rate is learned
     key_seed: bytes = b""
     manifest_digest: str | None = None
