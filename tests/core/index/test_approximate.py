@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvrelay.core.index.approximate import Approximate
 from kvrelay.core.index.residency import Residency
@@ -49,3 +51,48 @@ def test_a_shorter_actual_hit_takes_the_rest_back(guess):
     approximate.corrected(keys([1, 2, 3]), actual_blocks=1)
     assert depth(residency, [1, 2, 3]) == 1
     residency.check()
+
+
+class Naive:
+    """Every block by itself, least recently used first; a served prompt touches its blocks from tail to head."""
+
+    def __init__(self, max_blocks: int) -> None:
+        self.max_blocks = max_blocks
+        self.order: list[tuple[int, ...]] = []
+
+    def served(self, chain: tuple[int, ...]) -> None:
+        chain = chain[: self.max_blocks]
+        for depth in range(len(chain), 0, -1):
+            block = chain[:depth]
+            if block in self.order:
+                self.order.remove(block)
+            self.order.append(block)
+        del self.order[: max(0, len(self.order) - self.max_blocks)]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7).map(tuple), max_size=25), st.integers(1, 9))
+def test_it_is_the_least_recently_used_order_of_blocks_kept_per_prompt(prompts, max_blocks):
+    residency = Residency(KEYER)
+    approximate = Approximate(residency, residency.add_holder(SIZE), max_blocks=max_blocks)
+    naive = Naive(max_blocks)
+    for prompt in prompts:
+        approximate.served(keys(prompt))
+        naive.served(prompt)
+        assert len(approximate) == residency.size() == len(naive.order)
+        assert all(depth(residency, block) == len(block) for block in naive.order)
+        residency.check()
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=7), st.integers(0, 7)), max_size=25))
+def test_corrections_leave_no_hole_and_nothing_that_cannot_be_forgotten(answers):
+    residency = Residency(KEYER)
+    approximate = Approximate(residency, residency.add_holder(SIZE), max_blocks=8)
+    for prompt, actual_blocks in answers:
+        approximate.corrected(keys(prompt), actual_blocks=actual_blocks)
+        assert len(approximate) == residency.size()
+        approximate.served(keys(prompt))
+        assert len(approximate) == residency.size() <= 8
+        residency.check()
+    for other in range(8):  # each new block pushes out what is oldest, to the last
+        approximate.served(keys([100 + other]))
+    assert all(depth(residency, [100 + other]) == 1 for other in range(8)) and residency.size() == 8

@@ -163,11 +163,13 @@ def test_slots_and_masks_do_not_grow_with_the_number_of_restarts(index):
 def test_a_believed_prompt_can_be_taken_back(index):
     a = index.add_holder(SIZE)
     chain = keys([1, 2, 3])
-    index.hold(a, chain)
-    index.hold(a, chain)
+    assert index.hold(a, chain) == 0
+    assert index.hold(a, chain) == 3
     assert depths(index, [1, 2, 3]) == [3]
-    index.release(a, chain[2:].tolist())
-    assert depths(index, [1, 2, 3]) == [2]
+    assert index.release_end(a, chain.item(2)) == chain.item(1)
+    assert depths(index, [1, 2, 3]) == [2] and index.held(a, chain) == 2
+    assert index.goes_on(a, chain.item(0)) and not index.goes_on(a, chain.item(1))
+    assert index.release_end(a, chain.item(1)) == chain.item(0) and index.release_end(a, chain.item(0)) is None
     index.check()
 
 

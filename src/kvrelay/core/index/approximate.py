@@ -3,51 +3,71 @@
 Bounded per holder; the blocks used longest ago are forgotten first, tails before heads, which is what a paged engine
 with a free queue does too. It is a guess about a cache whose size we were not told, and marked as such wherever it
 shows.
+
+A block was last used when the latest of the prompts that run through it was served. So the order of use is kept per
+prompt, under its last block, and not per block: serving a prompt costs what is new in it, and serving a known one
+again costs one move, however long it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import OrderedDict
 
 from kvrelay.core.index.residency import Residency
 from kvrelay.core.model.prompt import BlockKeys
 
 
 class Approximate:
-    """What one holder probably has. Owns nothing but the order of use; the blocks live in the residency index."""
+    """What one holder probably has. Owns nothing but the order of use; the blocks live in the residency index.
+
+    A held block without a child is the end of a remembered prompt: nothing is held that `_forget_oldest` cannot reach.
+    """
 
     def __init__(self, residency: Residency, slot: int, *, max_blocks: int) -> None:
         self._residency = residency
         self._slot = slot
         self._max_blocks = max_blocks
-        self._order: dict[int, None] = {}  # least recently used first
+        self._blocks = 0
+        self._ends: OrderedDict[int, None] = OrderedDict()  # last block of each prompt, least recently used first
 
     def __len__(self) -> int:
-        return len(self._order)
+        return self._blocks
 
     def served(self, keys: BlockKeys) -> None:
         """A prompt with these blocks went through the holder's prefill."""
         keys = keys[: self._max_blocks]
-        self._residency.hold(self._slot, keys)
-        for key in reversed(keys.tolist()):  # the head ends up as the most recent
-            self._order.pop(key, None)
-            self._order[key] = None
-        self._forget(self._oldest(len(self._order) - self._max_blocks))
+        if not len(keys):
+            return
+        end = keys.item(-1)
+        if end in self._ends:
+            self._ends.move_to_end(end)
+            return
+        known = self._residency.hold(self._slot, keys)
+        self._blocks += len(keys) - known
+        if known and known < len(keys):
+            self._ends.pop(keys.item(known - 1), None)  # it goes on now
+        self._ends[end] = None
+        while self._blocks > self._max_blocks:
+            self._forget_oldest(self._blocks - self._max_blocks)
 
     def corrected(self, keys: BlockKeys, *, actual_blocks: int) -> None:
         """The engine hit only the first `actual_blocks` of what we believed: the rest is gone."""
-        self._forget([key for key in keys[actual_blocks:].tolist() if key in self._order])
+        believed = self._residency.held(self._slot, keys)
+        if believed > actual_blocks:
+            self._retreat(keys.item(believed - 1), believed - actual_blocks)
 
-    def _oldest(self, count: int) -> list[int]:
-        found: list[int] = []
-        for key in self._order:
-            if len(found) >= count:
-                break
-            found.append(key)
-        return found
+    def _forget_oldest(self, blocks: int) -> None:
+        end, _ = self._ends.popitem(last=False)
+        self._retreat(end, blocks)
 
-    def _forget(self, keys: Iterable[int]) -> None:
-        keys = list(keys)
-        for key in keys:
-            del self._order[key]
-        self._residency.release(self._slot, keys)
+    def _retreat(self, end: int, blocks: int) -> None:
+        """Give up to that many blocks back, from `end` towards the head, until another prompt needs the next one."""
+        self._ends.pop(end, None)
+        at: int | None = end
+        while at is not None and blocks and at not in self._ends and not self._residency.goes_on(self._slot, at):
+            at = self._residency.release_end(self._slot, at)
+            self._blocks -= 1
+            blocks -= 1
+        if at is not None and at not in self._ends and not self._residency.goes_on(self._slot, at):
+            self._ends[at] = None
+            self._ends.move_to_end(at, last=False)

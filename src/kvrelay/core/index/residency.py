@@ -23,6 +23,7 @@ tables are dismantled by `sweep` in small steps. A bit is given to another holde
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -192,21 +193,32 @@ class Residency:
             case _:
                 return Applied()
 
-    def hold(self, slot: int, keys: BlockKeys) -> None:
-        """Believe that a holder without events has these blocks of one prompt (keys from the first block on)."""
-        holder = self._holders[slot]
-        chain = keys.tolist()
-        known = holder.tables[0].keys
-        start = next((i for i, key in enumerate(chain) if key not in known), len(chain))
-        parent = chain[start - 1] if start else 0
-        self._hold_chain(holder, 0, chain[start:], chain[start:], parent, start)
+    def hold(self, slot: int, keys: BlockKeys) -> int:
+        """Believe that a holder without events has these blocks of one prompt (keys from the first block on).
 
-    def release(self, slot: int, keys: Iterable[int]) -> None:
-        """Take back what `hold` believed."""
-        holder = self._holders[slot]
-        for key in keys:
-            if key in holder.tables[0].keys:
-                self._drop_copy(holder, 0, key)
+        Answers how many of them it was believed to have already.
+        """
+        known = self.held(slot, keys)
+        chain = keys[known:].tolist()
+        parent = keys.item(known - 1) if known else 0
+        self._hold_chain(self._holders[slot], 0, chain, chain, parent, known)
+        return known
+
+    def held(self, slot: int, keys: BlockKeys) -> int:
+        """How many of these blocks, from the first on, a holder without events has; it never has holes."""
+        own = self._holders[slot].tables[0].keys
+        view = keys.data
+        return bisect_left(view, True, key=lambda key: key not in own)
+
+    def goes_on(self, slot: int, key: int) -> bool:
+        """Does the holder have a block that follows this one?"""
+        return key in self._holders[slot].tables[0].kids
+
+    def release_end(self, slot: int, key: int) -> int | None:
+        """Take back a block of `hold` that nothing follows; answers the block before it, None at the first."""
+        parent, depth = self._lineage[key]
+        self._drop_copy(self._holders[slot], 0, key)
+        return parent if depth > 1 else None
 
     def _store(self, holder: _Holder, event: BlocksStored) -> Applied:
         if event.block_size_tokens != holder.block_size_tokens:
