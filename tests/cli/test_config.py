@@ -74,7 +74,7 @@ def test_bad_values_unsupported_ones_and_unreadable_files(run: Any) -> None:
     result = run("show", "--policy", "cache_lod", env={"KVRELAY_RETRY__MIGRATE": "true"})
     assert result.stderr == (
         "error: `gateway.policy` is `cache_lod` (from `--policy`)\n"
-        "  legal: `cache_load`, `least_load`, `random`, `round_robin`, `sticky`\n"
+        "  legal: `cache_load`, `least_load`, `random`, `round_robin`, `sticky`, `sticky_load`\n"
         "hint: did you mean `cache_load`?\n"
         "error: `retry.migrate` is `true` (from environment KVRELAY_RETRY__MIGRATE)\n"
         "  not supported in this version; supported: `false`\n"

@@ -24,7 +24,7 @@ def test_unknown_policy_is_answered_with_the_nearest(capsys: pytest.CaptureFixtu
     assert failure(capsys, stop) == (
         messages.USAGE_ERROR,
         "error: unknown policy `cache_lod` (from `--policies`)\n"
-        "  known policies: `cache_load`, `least_load`, `random`, `round_robin`, `sticky`\n"
+        "  known policies: `cache_load`, `least_load`, `random`, `round_robin`, `sticky`, `sticky_load`\n"
         "hint: did you mean `cache_load`?\n",
     )
     assert policy_names(" sticky,cache_load,sticky") == ("sticky", "cache_load")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvrelay.core.model.events import FirstTokenSeen, LoadReported, PolicyChanged, ProbeAnswered
 from kvrelay.core.model.units import RouteReason
 from kvrelay.core.policy.registry import POLICIES, UnknownName, make_policy
-from kvrelay.core.routing.settings import Weights
+from kvrelay.core.routing.settings import Spill, Weights
 from tests.core.routing.rig import SIZE, Rig, text
 from tests.core.routing.virtual import VirtualFleet
 
@@ -298,11 +298,11 @@ def test_the_policy_can_be_switched_live():
 
 
 def test_an_unknown_policy_is_refused_with_the_nearest_name():
-    assert POLICIES == ("cache_load", "least_load", "random", "round_robin", "sticky")
+    assert POLICIES == ("cache_load", "least_load", "random", "round_robin", "sticky", "sticky_load")
     with pytest.raises(UnknownName, match="did you mean `cache_load`"):
-        make_policy("cache_lod", "predict", Weights())
+        make_policy("cache_lod", "predict", Weights(), Spill())
     with pytest.raises(UnknownName, match="unknown scorer `wieghts`"):
-        make_policy("cache_load", "wieghts", Weights())
+        make_policy("cache_load", "wieghts", Weights(), Spill())
 
 
 def test_a_burst_with_one_new_prefix_stays_together():

@@ -1,4 +1,4 @@
-"""Session bindings against a naive model with explicit times."""
+"""Sessions and their homes against a naive model with explicit times."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvrelay.core.model.ids import WorkerId
-from kvrelay.core.routing.affinity import Affinity
+from kvrelay.core.model.ids import TargetId, WorkerId
+from kvrelay.core.routing.affinity import Affinity, Session
 
-A, B = WorkerId("a", "1"), WorkerId("b", "1")
+A, B, C = (TargetId(WorkerId(name, "1")) for name in "abc")
 TTL_S = 10.0
 
 
@@ -19,127 +19,256 @@ def affinity():
     return Affinity(ttl_s=TTL_S, max_sessions=3)
 
 
+def take_turn(affinity: Affinity, now: float, session_id: str, target: TargetId, request_id: str = "r") -> Session:
+    session = affinity.enter(now, session_id)
+    affinity.propose(session, target, request_id)
+    affinity.confirm(session, target, request_id)
+    affinity.leave(now, session, request_id)
+    affinity.check()
+    return session
+
+
+def home(affinity: Affinity, now: float, session_id: str = "s") -> TargetId | None:
+    session = affinity.peek(now, session_id)
+    return None if session is None else session.home
+
+
 @pytest.mark.covers("RT-05")
 def test_a_failed_dispatch_leaves_no_binding(affinity):
-    affinity.propose(0.0, "s", A, "r1")
-    affinity.withdraw("s", "r1")
-    assert affinity.bound(0.0, "s") is None and len(affinity) == 0
+    session = affinity.enter(0.0, "s")
+    affinity.propose(session, A, "r1")
+    assert session.proposed == A and affinity.homes() == {}
+    affinity.withdraw(session, "r1")
+    affinity.leave(0.0, session, "r1")
+    assert affinity.peek(0.0, "s") is None and len(affinity) == 0
 
 
 def test_a_confirmed_binding_survives_the_failure_of_a_later_turn(affinity):
-    affinity.propose(0.0, "s", A, "r1")
-    affinity.confirm(0.0, "s", A)
-    affinity.propose(1.0, "s", A, "r2")
-    affinity.withdraw("s", "r2")
-    assert affinity.bound(1.0, "s") == A
+    take_turn(affinity, 0.0, "s", A)
+    session = affinity.enter(1.0, "s")
+    affinity.propose(session, B, "r2")
+    affinity.withdraw(session, "r2")
+    assert session.home == A and session.proposed is None
 
 
-def test_turns_that_start_together_follow_the_first(affinity):
-    affinity.propose(0.0, "s", A, "r1")
-    assert affinity.bound(0.0, "s") == A
+def test_a_worker_that_failed_the_turn_that_founded_the_binding_loses_it(affinity):
+    session = affinity.enter(0.0, "s")
+    affinity.propose(session, A, "r1")
+    affinity.confirm(session, A, "r1")
+    affinity.withdraw(session, "r1")
+    assert session.home is None and len(affinity) == 0
+
+
+@pytest.mark.covers("S32")
+def test_a_binding_that_other_turns_use_survives_the_failure_of_its_founder(affinity):
+    session = affinity.enter(0.0, "s")
+    affinity.propose(session, A, "r1")
+    affinity.confirm(session, A, "r1")
+    affinity.enter(0.0, "s")
+    affinity.confirm(session, A, "r2")
+    affinity.withdraw(session, "r1")
+    assert session.home == A
+
+
+def test_turns_that_start_together_follow_the_first_and_who_left_proposes_nothing(affinity):
+    session = affinity.enter(0.0, "s")
+    affinity.propose(session, A, "r1")
+    assert affinity.enter(0.0, "s") is session and session.proposed == A
+    affinity.propose(session, A, "r2")
+    affinity.leave(0.0, session, "r1")  # its client left before the worker had taken the request
+    assert session.proposed is None
+    affinity.confirm(session, A, "r2")
+    assert session.home == A
+
+
+def test_a_turn_taken_elsewhere_without_a_proposal_is_an_excursion(affinity):
+    session = take_turn(affinity, 0.0, "s", A)
+    affinity.confirm(session, B, "r2")
+    assert (session.home, session.second) == (A, B)
 
 
 @pytest.mark.covers("RT-07")
 def test_after_idle_time_beyond_the_ttl_the_session_is_unbound(affinity):
-    affinity.propose(0.0, "s", A, "r1")
-    affinity.confirm(0.0, "s", A)
-    assert affinity.bound(9.9, "s") == A and affinity.next_expiry() == TTL_S
-    assert affinity.bound(10.0, "s") is None
-    assert affinity.expire(10.0) == 1 and len(affinity) == 0
+    take_turn(affinity, 0.0, "s", A)
+    assert home(affinity, 9.9) == A and affinity.next_expiry() == TTL_S
+    assert home(affinity, 10.0) is None
+    assert affinity.expire(10.0) == 1 and len(affinity) == 0 and affinity.next_expiry() is None
+
+
+@pytest.mark.covers("RT-07")
+def test_idle_time_begins_when_the_last_turn_ends(affinity):
+    session = affinity.enter(0.0, "s")
+    affinity.propose(session, A, "r1")
+    affinity.confirm(session, A, "r1")
+    affinity.enter(1.0, "s")
+    affinity.leave(2.0, session, "r2")
+    assert affinity.next_expiry() is None and affinity.expire(100.0) == 0 and home(affinity, 100.0) == A
+    affinity.leave(100.0, session, "r1")
+    assert affinity.next_expiry() == 110.0
 
 
 @pytest.mark.covers("RT-08")
 def test_without_a_ttl_nothing_is_ever_bound():
     affinity = Affinity(ttl_s=None, max_sessions=3)
-    affinity.propose(0.0, "s", A, "r1")
-    affinity.confirm(0.0, "s", A)
-    assert affinity.bound(0.0, "s") is None and not affinity.enabled
+    assert affinity.enter(0.0, "s") is None and affinity.peek(0.0, "s") is None
 
 
 @pytest.mark.covers("SG-22")
 def test_a_closed_session_does_not_revive(affinity):
-    affinity.propose(0.0, "s", A, "r1")
+    old = affinity.enter(0.0, "s")
+    affinity.propose(old, A, "r1")
     assert affinity.close("s") and not affinity.close("s")
-    affinity.confirm(0.0, "s", A)
-    assert affinity.bound(0.0, "s") is None, "a late confirmation of the closed session's turn binds nothing"
+    new = affinity.enter(0.0, "s")
+    affinity.propose(new, B, "r2")
+    affinity.confirm(old, A, "r1")
+    affinity.propose(old, C, "r1")
+    affinity.confirm(old, C, "r1")
+    affinity.leave(0.0, old, "r1")
+    affinity.check()
+    assert (new.home, new.proposed, new.turns) == (None, B, 1), (
+        "what the old life's turn does says nothing of the new one"
+    )
 
 
-def test_the_number_of_sessions_is_bounded_and_the_oldest_goes(affinity):
+def test_a_session_remembers_that_its_worker_is_gone_until_it_has_another(affinity):
+    take_turn(affinity, 0.0, "s", A)
+    take_turn(affinity, 0.0, "t", B)
+    assert affinity.drop_worker(A.worker) == 1
+    assert affinity.homes() == {"t": B} and len(affinity) == 1
+    assert affinity.peek(1.0, "s").lost_home
+    assert not take_turn(affinity, 1.0, "s", B).lost_home
+
+
+def test_the_number_of_sessions_is_bounded_and_the_longest_idle_goes(affinity):
+    busy = affinity.enter(0.0, "v")
+    affinity.propose(busy, A, "r")
+    affinity.confirm(busy, A, "r")
     for i, session in enumerate("wxyz"):
-        affinity.propose(float(i), session, A, session)
-    assert list(affinity.sessions()) == ["x", "y", "z"]
+        take_turn(affinity, float(i), session, A)
+    assert list(affinity.homes()) == ["v", "y", "z"], "a session with a turn under way is the last to go"
+    for session in "stuv":
+        affinity.enter(9.0, session)
+    affinity.check()
+    assert busy.ended, "when all are busy the bound still holds"
 
 
 class NaiveAffinity(RuleBasedStateMachine):
-    """session -> (worker, used at, proposer), with the oldest found by searching."""
+    """Turns as dicts, the longest idle session found by searching."""
 
     def __init__(self):
         super().__init__()
         self.affinity = Affinity(ttl_s=TTL_S, max_sessions=3)
-        self.model: dict[str, tuple] = {}
+        self.model: dict[str, dict] = {}
+        self.turns: dict[str, tuple] = {}  # request -> session id, the model's session, the real one
         self.now = 0.0
-        self.turn = 0
+        self.requests = 0
 
-    sessions = st.sampled_from("stuvw")
-    workers = st.sampled_from([A, B])
-
-    def current(self, session):
-        entry = self.model.get(session)
-        return None if entry is None or self.now - entry[1] >= TTL_S else entry
+    ids = st.sampled_from("stuvw")
+    places = st.sampled_from([A, B])
 
     @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]))
     def wait(self, seconds):
         self.now += seconds
 
-    @rule(session=sessions, worker=workers)
-    def propose(self, session, worker):
-        self.turn += 1
-        self.affinity.propose(self.now, session, worker, str(self.turn))
-        old = self.current(session)
-        confirmed = old is not None and old[0] == worker and old[2] is None
-        self.model.pop(session, None)
-        self.model[session] = (worker, self.now, None if confirmed else str(self.turn))
+    def end(self, session_id):
+        self.model.pop(session_id)["ended"] = True
+
+    @rule(session_id=ids)
+    def enter(self, session_id):
+        self.requests += 1
+        real = self.affinity.enter(self.now, session_id)
+        entry = self.model.get(session_id)
+        if entry is not None and not entry["turns"] and self.now - entry["idle"] >= TTL_S:
+            self.end(session_id)
+        fresh = {"home": None, "proposed": None, "by": None, "founder": None, "turns": set(), "idle": None}
+        entry = self.model.setdefault(session_id, {**fresh, "lost": False, "ended": False})
         if len(self.model) > 3:
-            del self.model[next(iter(self.model))]
+            idle = sorted(
+                (e["idle"], i) for i, (_, e) in enumerate(self.model.items()) if not e["turns"] and e is not entry
+            )
+            self.end(list(self.model)[idle[0][1] if idle else 0])
+        entry["turns"].add(str(self.requests))
+        self.turns[str(self.requests)] = (session_id, entry, real)
 
-    @rule(session=sessions, worker=workers)
-    def confirm(self, session, worker):
-        self.affinity.confirm(self.now, session, worker)
-        if session in self.model and self.model[session][0] == worker:
-            del self.model[session]
-            self.model[session] = (worker, self.now, None)
+    @rule(data=st.data(), place=places, step=st.sampled_from(["propose", "confirm", "withdraw", "leave"]))
+    def act(self, data, place, step):
+        if not self.turns:
+            return
+        request = data.draw(st.sampled_from(sorted(self.turns)))
+        session_id, entry, real = self.turns[request]
+        getattr(self, step)(request, session_id, entry, real, place)
 
-    @rule(session=sessions, back=st.integers(0, 3))
-    def withdraw(self, session, back):
-        request = str(self.turn - back)
-        self.affinity.withdraw(session, request)
-        if session in self.model and self.model[session][2] == request:
-            del self.model[session]
+    def propose(self, request, session_id, entry, real, target):
+        self.affinity.propose(real, target, request)
+        if target not in (entry["home"], entry["proposed"]):
+            entry["proposed"], entry["by"] = target, request
 
-    @rule(session=sessions)
-    def close(self, session):
-        assert self.affinity.close(session) == (self.model.pop(session, None) is not None)
+    def confirm(self, request, session_id, entry, real, target):
+        self.affinity.confirm(real, target, request)
+        if entry["ended"]:
+            return
+        if target == entry["home"]:
+            if entry["founder"] != request:
+                entry["founder"] = None
+        elif target == entry["proposed"] or (entry["home"] is None and entry["proposed"] is None):
+            entry.update(home=target, founder=request, proposed=None, by=None, lost=False)
 
-    @rule(worker=workers)
-    def drop_worker(self, worker):
-        lost = [s for s, entry in self.model.items() if entry[0] == worker]
-        assert self.affinity.drop_worker(worker) == len(lost)
-        for session in lost:
-            del self.model[session]
+    def withdraw(self, request, session_id, entry, real, target):
+        self.affinity.withdraw(real, request)
+        if entry["by"] == request:
+            entry.update(proposed=None, by=None)
+        if entry["founder"] == request:
+            entry.update(home=None, founder=None)
+
+    def leave(self, request, session_id, entry, real, target):
+        self.affinity.leave(self.now, real, request)
+        del self.turns[request]
+        entry["turns"].discard(request)
+        if entry["by"] == request:
+            entry.update(proposed=None, by=None)
+        if entry["founder"] == request:
+            entry["founder"] = None
+        if not entry["ended"] and not entry["turns"]:
+            entry["idle"] = self.now
+            if entry["home"] is None and not entry["lost"]:
+                self.end(session_id)
+
+    @rule(session_id=ids)
+    def close(self, session_id):
+        known = session_id in self.model
+        assert self.affinity.close(session_id) == known
+        if known:
+            self.model[session_id].update(home=None)
+            self.end(session_id)
+
+    @rule(place=places)
+    def drop_worker(self, place):
+        lost = [entry for entry in self.model.values() if entry["home"] == place]
+        assert self.affinity.drop_worker(place.worker) == len(lost)
+        for entry in lost:
+            entry.update(home=None, founder=None, lost=True)
+        for entry in self.model.values():
+            if entry["proposed"] == place:
+                entry.update(proposed=None, by=None)
 
     @rule()
     def expire(self):
-        old = [s for s, entry in self.model.items() if self.now - entry[1] >= TTL_S]
+        old = [i for i, e in self.model.items() if not e["turns"] and self.now - e["idle"] >= TTL_S]
         assert self.affinity.expire(self.now) == len(old)
-        for session in old:
-            del self.model[session]
+        for session_id in old:
+            self.end(session_id)
 
     @invariant()
     def agrees(self):
-        assert self.affinity.sessions() == {s: entry[0] for s, entry in self.model.items()}
-        for session in "stuvw":
-            entry = self.current(session)
-            assert self.affinity.bound(self.now, session) == (entry[0] if entry else None)
+        self.affinity.check()
+        assert self.affinity.homes() == {i: e["home"] for i, e in self.model.items() if e["home"] is not None}
+        for session_id in "stuvw":
+            entry, real = self.model.get(session_id), self.affinity.peek(self.now, session_id)
+            if entry is not None and not entry["turns"] and self.now - entry["idle"] >= TTL_S:
+                entry = None
+            seen = None if real is None else (real.home, real.proposed, real.lost_home, real.turns)
+            expected = entry and (entry["home"], entry["proposed"], entry["lost"], len(entry["turns"]))
+            assert seen == expected
 
 
 NaiveAffinity.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -248,82 +248,6 @@ def test_prefill_workers_get_no_whole_requests():
     assert rig.ask(text(1)) == "d"
 
 
-# --- sessions ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.covers("RT-05")
-def test_a_worker_that_refuses_the_connection_gets_no_binding():
-    rig = Rig(policy="sticky")
-    rig.join("a", "b")
-    assert rig.ask(session_id="s") == "a"
-    assert chosen(rig.fail(Fault.CONNECT)) == "b"
-    rig.accept(attempt=2)
-    rig.finish()
-    assert rig.router.sessions() == {"s": rig.live_id("b")}
-    assert rig.serve(session_id="s").chosen_worker == "b"
-
-
-@pytest.mark.covers("RT-07")
-def test_a_binding_ends_after_idle_time_and_the_count_falls_to_zero():
-    rig = Rig(policy="sticky", affinity_ttl_s=300.0)
-    rig.join("a", "b")
-    rig.serve(session_id="s")
-    due = min(effect.at for effect in rig.effects if isinstance(effect, WakeAt))
-    assert rig.router.status(rig.now).sessions == 1
-    rig.now = max(due, 301.0)
-    rig.step(WokeUp())
-    assert rig.router.status(rig.now).sessions == 0
-    assert rig.serve(session_id="s").route_reason is RouteReason.STICKY_FIRST
-
-
-@pytest.mark.covers("RT-21", "DR-01")
-def test_health_beats_affinity():
-    rig = Rig(policy="sticky", health_failures=1)
-    rig.join("a", "b")
-    assert rig.serve(session_id="s").chosen_worker == "a"
-    rig.step(ProbeAnswered(rig.live_id("a"), ok=False))
-    receipt = rig.serve(session_id="s")
-    assert (receipt.chosen_worker, receipt.route_reason) == ("b", RouteReason.AFFINITY_BROKEN_UNHEALTHY)
-    assert receipt.fallback_reason is FallbackReason.AFFINITY_BROKEN
-    rig.step(ProbeAnswered(rig.live_id("a"), ok=True))
-    assert rig.serve(session_id="s").chosen_worker == "b", "rebound, and not moved back by the recovery"
-
-
-def test_a_draining_holder_breaks_the_affinity_with_its_own_reason():
-    rig = Rig(policy="sticky")
-    rig.join("a", "b")
-    rig.serve(session_id="s")
-    rig.step(WorkerDrained("a"))
-    assert rig.serve(session_id="s").route_reason is RouteReason.AFFINITY_BROKEN_UNAVAILABLE
-
-
-def test_with_hard_affinity_the_session_waits_for_its_worker():
-    rig = Rig(policy="sticky", affinity_hard=True)
-    rig.join("a", "b")
-    rig.serve(session_id="s")
-    rig.step(WorkerDrained("a"))
-    refusal = rig.arrive(session_id="s")[0]
-    assert refusal.reason == "affinity_hard_unavailable" and rig.load("b") == [0, 0, 0]
-
-
-@pytest.mark.covers("S32")
-def test_eight_turns_at_once_make_one_binding():
-    rig = Rig(policy="sticky")
-    rig.join("a", "b")
-    picks = [rig.ask(session_id="s") for _ in range(8)]
-    assert set(picks) == {"a"} and len(rig.router.sessions()) == 1
-
-
-@pytest.mark.covers("SG-22")
-def test_a_closed_session_starts_anew():
-    rig = Rig(policy="sticky")
-    rig.join("a", "b")
-    rig.serve(session_id="s")
-    rig.step(SessionClosed("s"))
-    receipt = rig.serve(session_id="s")
-    assert (receipt.chosen_worker, receipt.route_reason) == ("b", RouteReason.STICKY_FIRST)
-
-
 # --- residency ---------------------------------------------------------------------------------------------------
 
 
@@ -627,7 +551,7 @@ class ChaoticFleet(RuleBasedStateMachine):
         self.lives: Counter = Counter()
         self.open: dict[str, int] = {}
 
-    @initialize(policy=st.sampled_from(["cache_load", "sticky", "round_robin", "least_load"]))
+    @initialize(policy=st.sampled_from(["cache_load", "sticky", "sticky_load", "round_robin", "least_load"]))
     def start(self, policy):
         self.rig = Rig(policy=policy, health_failures=1, affinity_ttl_s=5.0, speculative_deadline_s=3.0)
 
@@ -687,6 +611,11 @@ class ChaoticFleet(RuleBasedStateMachine):
                 del self.open[request]
                 self.rig.step(ClientLeft(request))
 
+    @rule(session=st.sampled_from("st"))
+    def close(self, session):
+        self.rig.step(SessionClosed(session))
+        assert session not in self.rig.router.sessions()
+
     @rule(seconds=st.floats(0.1, 4.0))
     def wait(self, seconds):
         self.rig.now += seconds
@@ -698,6 +627,7 @@ class ChaoticFleet(RuleBasedStateMachine):
         assert len(ids) == len(set(ids))
         assert len(ids) + len(self.open) == self.rig._requests
         if not self.open:
+            assert not any(session.turns for session in self.rig.router._affinity._sessions.values())
             for worker in self.rig.router.status(self.rig.now).workers:
                 assert self.rig.load(worker.name) == [0, 0, 0]
 

@@ -1,12 +1,10 @@
-"""Least load: fewest tokens waiting to be prefilled, then fewest requests. Knows nothing of caches."""
+"""Least load: fewest requests in hand, then fewest tokens waiting to be prefilled. Knows nothing of caches."""
 
 from __future__ import annotations
 
-import numpy as np
-
-from kvrelay.core.load.ledger import ACTIVE, FOREIGN, PREFILL, Ledger
+from kvrelay.core.load.ledger import Ledger
 from kvrelay.core.model.units import RouteReason
-from kvrelay.core.policy.policy import Choice, Field, break_tie
+from kvrelay.core.policy.policy import Choice, Field, break_tie, least_busy, requests_in_hand
 
 
 class LeastLoad:
@@ -18,11 +16,8 @@ class LeastLoad:
     binds_sessions = False
 
     def choose(self, now: float, field: Field, ledger: Ledger) -> Choice:
-        assert field.arrays is not None
-        load = field.arrays.load
-        requests, backlog = load[ACTIVE] + load[FOREIGN], load[PREFILL]
-        fewest = np.flatnonzero(requests == requests.min())
-        lightest = fewest[backlog[fewest] == backlog[fewest].min()]
+        requests = requests_in_hand(field)
+        lightest = least_busy(field, requests)
         position = break_tie(lightest, field)
         reason = RouteReason.LEAST_LOAD if len(lightest) == 1 else RouteReason.TIE_BREAK
         return Choice(

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from kvrelay.core.load.ledger import ACTIVE, FOREIGN, RECENT, Ledger
+from kvrelay.core.load.ledger import ACTIVE, FOREIGN, PREFILL, RECENT, Ledger
 from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.units import RouteReason
 
@@ -30,14 +30,25 @@ class Arrays(Struct, frozen=True, eq=False):
     block_size_tokens: int  # the unit in which the `weights` scorer counts blocks
 
 
+class Bound(Struct, frozen=True, eq=False):
+    """What a session's binding says about this request."""
+
+    slot: int | None = None  # the candidate to return to
+    broken: RouteReason | None = None  # why there is none, although the session is bound or was
+    away_from: int | None = None  # the slot that it stays bound to, wherever this request goes
+    second_slot: int | None = None  # the candidate that took its last excursion
+
+
+NOT_BOUND = Bound()
+
+
 class Field(Struct, frozen=True, eq=False):
     """The candidates for one request."""
 
     slots: Ints  # ascending
     scored: bool  # False: no keys for this prompt
     index_usable: bool  # False: no candidate's index could ever match
-    bound_slot: int | None  # where the session is bound, if that worker is a candidate
-    bound_elsewhere: RouteReason | None  # why the session's binding cannot be followed
+    bound: Bound
     has_session: bool
     draw: int
     arrays: Arrays | None = None  # for policies that calculate
@@ -55,7 +66,7 @@ class Choice(Struct, frozen=True, eq=False):
     scores: Floats | None = None
     terms_of: Callable[[int], Mapping[str, float]] | None = None
     best_is_lowest: bool = False
-    spilled_from: int | None = None
+    spilled_from: int | None = None  # slot of the worker that was too busy
 
 
 class Policy(Protocol):
@@ -80,3 +91,19 @@ def break_tie(positions: Ints, field: Field) -> int:
         recent = load[RECENT].take(positions)
         positions = positions[recent == recent[recent.argmin()]]
     return int(positions[field.draw % len(positions)])
+
+
+def requests_in_hand(field: Field) -> Floats:
+    """Per candidate: what we sent there, and what it reported beyond that."""
+    assert field.arrays is not None
+    requests: Floats = field.arrays.load[ACTIVE] + field.arrays.load[FOREIGN]
+    return requests
+
+
+def least_busy(field: Field, requests: Floats) -> Ints:
+    """Positions with the fewest requests in hand; among those, the smallest backlog of prefill tokens."""
+    assert field.arrays is not None
+    fewest = (requests == requests.min()).nonzero()[0]
+    backlog = field.arrays.load[PREFILL].take(fewest)
+    lightest: Ints = fewest[backlog == backlog.min()]
+    return lightest

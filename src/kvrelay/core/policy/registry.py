@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from functools import partial
 
 from kvrelay.core.policy.cache_load import CacheLoad, Scorer
 from kvrelay.core.policy.least_load import LeastLoad
@@ -13,9 +14,10 @@ from kvrelay.core.policy.round_robin import RoundRobin
 from kvrelay.core.policy.score_predict import PredictScorer
 from kvrelay.core.policy.score_weights import WeightsScorer
 from kvrelay.core.policy.sticky import Sticky
-from kvrelay.core.routing.settings import Weights
+from kvrelay.core.policy.sticky_load import StickyLoad
+from kvrelay.core.routing.settings import Spill, Weights
 
-POLICIES = ("cache_load", "least_load", "random", "round_robin", "sticky")
+POLICIES = ("cache_load", "least_load", "random", "round_robin", "sticky", "sticky_load")
 SCORERS = ("predict", "weights")
 
 
@@ -29,13 +31,14 @@ class UnknownName(ValueError):
         self.kind, self.received, self.legal = kind, received, legal
 
 
-def make_policy(name: str, scorer: str, weights: Weights) -> Policy:
+def make_policy(name: str, scorer: str, weights: Weights, spill: Spill) -> Policy:
     """A fresh policy; UnknownName for a name that does not exist."""
     simple: dict[str, Callable[[], Policy]] = {
         "least_load": LeastLoad,
         "random": Random,
         "round_robin": RoundRobin,
         "sticky": Sticky,
+        "sticky_load": partial(StickyLoad, spill),
     }
     if name in simple:
         return simple[name]()

@@ -24,10 +24,13 @@ class Sticky:
         self._round_robin = RoundRobin()
 
     def choose(self, now: float, field: Field, ledger: Ledger) -> Choice:
-        if field.bound_slot is not None:
-            return Choice(field.bound_slot, RouteReason.STICKY_BOUND)
-        if field.bound_elsewhere is not None:
-            reason = field.bound_elsewhere
-        else:
-            reason = RouteReason.STICKY_FIRST if field.has_session else RouteReason.STICKY_NO_SESSION
-        return Choice(self._round_robin.next_slot(field), reason)
+        if field.bound.slot is not None:
+            return Choice(field.bound.slot, RouteReason.STICKY_BOUND)
+        return Choice(self._round_robin.next_slot(field), why_not_bound(field))
+
+
+def why_not_bound(field: Field) -> RouteReason:
+    """The reason of a turn that returns to no worker."""
+    if field.bound.broken is not None:
+        return field.bound.broken
+    return RouteReason.STICKY_FIRST if field.has_session else RouteReason.STICKY_NO_SESSION

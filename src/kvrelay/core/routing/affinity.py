@@ -1,102 +1,182 @@
-"""Which worker does a session belong to?
+"""Where does a session belong?
 
-A binding is made after a successful dispatch, not before: a worker that refuses the connection gets none. While the
-first turn is on its way, its choice is proposed, so that further turns of the session that start meanwhile follow it
-and one binding results. Without a time to live a session id is identity only and binds nothing. A closed session does
-not revive: the same id starts anew.
+A session is bound by a successful dispatch, not before: a worker that refuses the connection gets no binding. While the
+first turn is on its way, its choice is proposed, so that turns which start meanwhile follow it: nobody waits, and one
+binding results. A binding that cannot be followed stays until a turn has been taken elsewhere, and a turn that only
+makes an excursion (its worker was full, or had failed it before) leaves it alone.
+
+A session is idle, and its time to live runs, from the end of its last turn on: a long answer does not end it. Without a
+time to live a session id is identity only and binds nothing.
+
+Every turn holds the `Session` it began in. Closing, expiry and eviction end that object, and whoever still holds it can
+no longer change anything: a late acceptance or retry does not revive a closed session, and the same id starts anew.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from kvrelay.core.model.ids import WorkerId
+from kvrelay.core.model.ids import TargetId, WorkerId
 
 
-class Binding(Struct):
-    """One session's worker. `confirmed` once a worker has taken a turn; `proposed_by` until then."""
+class Session(Struct, eq=False):
+    """One life of one session id."""
 
-    worker: WorkerId
-    used_at: float
-    proposed_by: str | None
+    id: str
+    home: TargetId | None = None  # where it is bound
+    founder: str | None = None  # the request that made the binding, while nothing else speaks for it
+    proposed: TargetId | None = None  # a turn is on its way there
+    proposed_by: str | None = None
+    second: TargetId | None = None  # took its last excursion
+    lost_home: bool = False  # its worker is gone for good and no turn has been taken since
+    turns: int = 0  # under way
+    idle_since: float = 0.0  # meaningful without turns
+    ended: bool = False
 
 
 class Affinity:
-    """Bindings in order of last use, bounded. Every method that takes `now` treats an expired binding as absent."""
+    """Sessions that are bound or have a turn under way; bounded."""
 
     def __init__(self, *, ttl_s: float | None, max_sessions: int) -> None:
         self._ttl_s = ttl_s
         self._max_sessions = max_sessions
-        self._bindings: dict[str, Binding] = {}  # least recently used first
+        self._sessions: dict[str, Session] = {}
+        self._idle: dict[str, Session] = {}  # those without turns, longest idle first
+        self._bound = 0
 
     def __len__(self) -> int:
-        return len(self._bindings)
+        """Bound sessions."""
+        return self._bound
 
-    @property
-    def enabled(self) -> bool:
-        return self._ttl_s is not None
+    # --- a turn, from its arrival to its end -----------------------------------------------------------------------
 
-    def bound(self, now: float, session_id: str) -> WorkerId | None:
-        """The session's worker, proposed or confirmed. Changes nothing."""
-        binding = self._bindings.get(session_id)
-        if binding is None or self._expired(now, binding):
-            return None
-        return binding.worker
-
-    def propose(self, now: float, session_id: str, worker: WorkerId, request_id: str) -> None:
-        """A turn is being dispatched. Refreshes an equal binding, replaces another, evicts the oldest if full."""
+    def enter(self, now: float, session_id: str) -> Session | None:
+        """A turn begins; None where sessions bind nothing. Whoever enters must leave."""
         if self._ttl_s is None:
+            return None
+        session = self.peek(now, session_id)
+        if session is None:
+            self.close(session_id)
+            session = self._sessions[session_id] = Session(session_id)
+            if len(self._sessions) > self._max_sessions:
+                self.close(next(iter(self._idle or self._sessions)))
+        self._idle.pop(session_id, None)
+        session.turns += 1
+        return session
+
+    def peek(self, now: float, session_id: str) -> Session | None:
+        """The session as the next turn would find it. Changes nothing."""
+        session = self._sessions.get(session_id)
+        return None if session is None or self._expired(now, session) else session
+
+    def propose(self, session: Session, target: TargetId, request_id: str) -> None:
+        """A turn is sent to `target`, which is to become the session's home once it has taken it."""
+        if target not in (session.home, session.proposed):
+            session.proposed, session.proposed_by = target, request_id
+
+    def confirm(self, session: Session, target: TargetId, request_id: str) -> None:
+        """`target` took a turn."""
+        if session.ended:
             return
-        old = self._bindings.pop(session_id, None)
-        confirmed = old is not None and old.worker == worker and old.proposed_by is None and not self._expired(now, old)
-        self._bindings[session_id] = Binding(worker, now, None if confirmed else request_id)
-        if len(self._bindings) > self._max_sessions:
-            del self._bindings[next(iter(self._bindings))]
+        if target == session.home:
+            if session.founder != request_id:
+                session.founder = None  # another turn speaks for it as well
+        elif target == session.proposed or (session.home is None and session.proposed is None):
+            self._bind(session, target)
+            session.founder = request_id
+        else:
+            session.second = target
 
-    def confirm(self, now: float, session_id: str, worker: WorkerId) -> None:
-        """The worker took the turn."""
-        binding = self._bindings.get(session_id)
-        if binding is not None and binding.worker == worker:
-            del self._bindings[session_id]
-            self._bindings[session_id] = Binding(worker, now, None)
+    def withdraw(self, session: Session, request_id: str) -> None:
+        """A dispatch failed: what this request alone proposed or founded goes."""
+        if session.proposed_by == request_id:
+            session.proposed = session.proposed_by = None
+        if session.founder == request_id:
+            self._unbind(session)
 
-    def withdraw(self, session_id: str, request_id: str) -> None:
-        """The dispatch failed; what it proposed goes, unless another turn confirmed it meanwhile."""
-        binding = self._bindings.get(session_id)
-        if binding is not None and binding.proposed_by == request_id:
-            del self._bindings[session_id]
+    def leave(self, now: float, session: Session, request_id: str) -> None:
+        """The turn ended. What it proposed and nobody took goes with it; what it founded stands from now on."""
+        session.turns -= 1
+        if session.proposed_by == request_id:
+            session.proposed = session.proposed_by = None
+        if session.founder == request_id:
+            session.founder = None
+        if session.turns or session.ended:
+            return
+        session.idle_since = now
+        if session.home is None and not session.lost_home:
+            self.close(session.id)
+        else:
+            self._idle[session.id] = session
+
+    # --- what ends a session or its binding ------------------------------------------------------------------------
 
     def close(self, session_id: str) -> bool:
-        """The session ended; True if it was bound."""
-        return self._bindings.pop(session_id, None) is not None
+        """The session ended; True if there was one."""
+        session = self._sessions.pop(session_id, None)
+        if session is None:
+            return False
+        self._idle.pop(session_id, None)
+        self._unbind(session)
+        session.ended = True
+        return True
 
     def drop_worker(self, worker: WorkerId) -> int:
-        """The worker is gone for good; answers how many sessions lost their binding."""
-        lost = [session_id for session_id, binding in self._bindings.items() if binding.worker == worker]
-        for session_id in lost:
-            del self._bindings[session_id]
-        return len(lost)
+        """The worker is gone for good; answers how many sessions lost their home. They remember that they had one."""
+        lost = 0
+        for session in self._sessions.values():
+            if session.home is not None and session.home.worker == worker:
+                self._unbind(session)
+                session.lost_home = True
+                lost += 1
+            if session.proposed is not None and session.proposed.worker == worker:
+                session.proposed = session.proposed_by = None
+            if session.second is not None and session.second.worker == worker:
+                session.second = None
+        return lost
 
     def expire(self, now: float) -> int:
-        """Drop what is past its time; answers how many."""
+        """Close what was idle for too long; answers how many."""
         expired = 0
-        while self._bindings:
-            session_id, binding = next(iter(self._bindings.items()))
-            if not self._expired(now, binding):
+        while self._idle:
+            session_id, session = next(iter(self._idle.items()))
+            if not self._expired(now, session):
                 break
-            del self._bindings[session_id]
+            self.close(session_id)
             expired += 1
         return expired
 
     def next_expiry(self) -> float | None:
-        """When the oldest binding runs out."""
-        if self._ttl_s is None or not self._bindings:
+        """When the longest idle session runs out."""
+        if self._ttl_s is None or not self._idle:
             return None
-        return next(iter(self._bindings.values())).used_at + self._ttl_s
+        return next(iter(self._idle.values())).idle_since + self._ttl_s
 
-    def sessions(self) -> dict[str, WorkerId]:
-        """All bindings, least recently used first."""
-        return {session_id: binding.worker for session_id, binding in self._bindings.items()}
+    # --- questions ---------------------------------------------------------------------------------------------------
 
-    def _expired(self, now: float, binding: Binding) -> bool:
-        return self._ttl_s is None or now - binding.used_at >= self._ttl_s
+    def homes(self) -> dict[str, TargetId]:
+        """All bindings."""
+        return {session_id: session.home for session_id, session in self._sessions.items() if session.home is not None}
+
+    def check(self) -> None:
+        """Assert what must always hold."""
+        assert self._bound == sum(session.home is not None for session in self._sessions.values())
+        assert len(self._sessions) <= self._max_sessions
+        for session_id, session in self._sessions.items():
+            assert not session.ended and session.turns >= 0
+            assert (session_id in self._idle) == (session.turns == 0)
+        assert self._idle.keys() <= self._sessions.keys()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _bind(self, session: Session, target: TargetId) -> None:
+        self._bound += session.home is None
+        session.home, session.lost_home = target, False
+        session.proposed = session.proposed_by = session.second = None
+
+    def _unbind(self, session: Session) -> None:
+        self._bound -= session.home is not None
+        session.home = session.founder = None
+
+    def _expired(self, now: float, session: Session) -> bool:
+        return self._ttl_s is None or (session.turns == 0 and now - session.idle_since >= self._ttl_s)

@@ -14,6 +14,9 @@ from kvrelay.core.receipts.receipt import MAX_CANDIDATES, Attempt, Candidate, Ga
 from kvrelay.core.routing.live import Attempted, Decision, Live
 
 _FALLBACK_OF_REASON = {
+    RouteReason.STICKY_SPILL: FallbackReason.OVERLOADED_HOLDER,
+    RouteReason.AFFINITY_BROKEN_LOST: FallbackReason.AFFINITY_BROKEN,
+    RouteReason.AFFINITY_BROKEN_BUSY: FallbackReason.AFFINITY_BROKEN,
     RouteReason.AFFINITY_BROKEN_UNHEALTHY: FallbackReason.AFFINITY_BROKEN,
     RouteReason.AFFINITY_BROKEN_UNAVAILABLE: FallbackReason.AFFINITY_BROKEN,
     RouteReason.CACHE_SPILL: FallbackReason.OVERLOADED_HOLDER,

@@ -9,9 +9,10 @@ from kvrelay.core.load.ledger import PREFILL, Ledger
 from kvrelay.core.load.prefill_rate import remaining_tokens
 from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.events import RequestArrived
+from kvrelay.core.model.ids import TargetId
 from kvrelay.core.model.units import IndexState, RouteReason
-from kvrelay.core.policy.policy import Arrays, Field, Policy
-from kvrelay.core.routing.affinity import Affinity
+from kvrelay.core.policy.policy import NOT_BOUND, Arrays, Bound, Field, Policy
+from kvrelay.core.routing.affinity import Session
 from kvrelay.core.routing.fleet import FleetView
 from kvrelay.core.routing.keeper import Keeper
 from kvrelay.core.routing.live import Decision
@@ -21,18 +22,19 @@ TRANSFER_MS_PER_TOKEN = {"cpu": 0.002, "disk": 0.01, "remote": 0.02, "peer": 0.0
 
 
 class Decider:
-    """Reads fleet, index, ledger and affinity; owns none of them."""
+    """Reads fleet, index and ledger; owns none of them."""
 
-    def __init__(self, *, fleet: FleetView, keeper: Keeper, ledger: Ledger, affinity: Affinity) -> None:
+    def __init__(self, *, fleet: FleetView, keeper: Keeper, ledger: Ledger) -> None:
         self._fleet = fleet
         self._keeper = keeper
         self._ledger = ledger
-        self._affinity = affinity
 
-    def decide(self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints) -> Decision:
-        """Choose among `slots`, which must not be empty."""
+    def decide(
+        self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints, session: Session | None
+    ) -> Decision:
+        """Choose among `slots`, which must not be empty. `session`: that of the request, if sessions are bound."""
         matches = self._match(arrived)
-        field = self._field(now, policy, arrived, slots, matches)
+        field = self._field(now, policy, arrived, slots, matches, session)
         choice = policy.choose(now, field, self._ledger)
         target = self._fleet.at(choice.slot)
         spec = self._fleet.workers[target.id.worker.name].spec
@@ -66,15 +68,19 @@ class Decider:
         )
 
     def _field(
-        self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints, matches: Matches | None
+        self,
+        now: float,
+        policy: Policy,
+        arrived: RequestArrived,
+        slots: Ints,
+        matches: Matches | None,
+        session: Session | None,
     ) -> Field:
-        bound_slot, bound_elsewhere = self._binding(now, policy, arrived, slots)
         return Field(
             slots=slots,
             scored=arrived.prompt.scorable,
             index_usable=not policy.needs_match or self._index_usable(slots),
-            bound_slot=bound_slot,
-            bound_elsewhere=bound_elsewhere,
+            bound=self._bound(now, session, slots) if policy.binds_sessions else NOT_BOUND,
             has_session=arrived.session_id is not None,
             draw=arrived.draw,
             arrays=self._arrays(now, arrived, slots, matches) if policy.needs_arrays else None,
@@ -103,23 +109,39 @@ class Decider:
     def _index_usable(self, slots: Ints) -> bool:
         return any(self._fleet.at(slot).index_state is not IndexState.UNUSABLE for slot in slots)
 
-    def _binding(
-        self, now: float, policy: Policy, arrived: RequestArrived, slots: Ints
-    ) -> tuple[int | None, RouteReason | None]:
+    def _bound(self, now: float, session: Session | None, slots: Ints) -> Bound:
         """Where the session belongs: a candidate's slot, or why its worker cannot be used."""
-        if not policy.binds_sessions or arrived.session_id is None:
-            return None, None
-        bound = self._affinity.bound(now, arrived.session_id)
-        if bound is None:
-            return None, None
-        worker = self._fleet.live(bound)
+        if session is None or session.ended:
+            return NOT_BOUND
+        broken: Bound | None = None
+        if session.home is not None:
+            slot = self._candidate(session.home, slots)
+            if slot is not None:
+                return Bound(slot, second_slot=self._candidate(session.second, slots))
+            broken = self._broken(now, session.home, self._candidate(session.second, slots))
+        proposed = self._candidate(session.proposed, slots)
+        if proposed is not None:
+            return Bound(proposed)
+        if session.lost_home:
+            return Bound(broken=RouteReason.AFFINITY_BROKEN_LOST)
+        return broken or NOT_BOUND
+
+    def _broken(self, now: float, home: TargetId, second_slot: int | None) -> Bound:
+        """Health and draining end a binding. Whatever else is in the way of this request leaves it alone."""
+        worker = self._fleet.live(home.worker)
         if worker is None or not worker.health.routable(now):
-            return None, RouteReason.AFFINITY_BROKEN_UNHEALTHY
-        candidates = set(slots.tolist())
-        usable = [t.slot for t in worker.targets if t.slot in candidates]
-        if not usable:
-            return None, RouteReason.AFFINITY_BROKEN_UNAVAILABLE
-        return usable[0], None
+            return Bound(broken=RouteReason.AFFINITY_BROKEN_UNHEALTHY)
+        if worker.draining:
+            return Bound(broken=RouteReason.AFFINITY_BROKEN_UNAVAILABLE)
+        home_slot = worker.targets[home.rank].slot
+        busy = self._fleet.turns_away(now, home_slot, self._ledger)
+        reason = RouteReason.AFFINITY_BROKEN_BUSY if busy else RouteReason.AFFINITY_BROKEN_UNAVAILABLE
+        return Bound(broken=reason, away_from=home_slot, second_slot=second_slot)
+
+    def _candidate(self, target_id: TargetId | None, slots: Ints) -> int | None:
+        """The slot of this rank, if it is among the candidates."""
+        target = None if target_id is None else self._fleet.target(target_id.worker, target_id.rank)
+        return target.slot if target is not None and target.slot in slots else None
 
 
 def _of(array: Floats, slots: Ints) -> Floats:

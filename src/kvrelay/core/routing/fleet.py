@@ -201,6 +201,13 @@ class FleetView:
         others = [slot for slot in found.slots.tolist() if self.at(slot).id.worker.name not in refusing]
         return Candidates(np.array(others, dtype=np.int64)) if others else Candidates(found.slots, found.why_none, True)
 
+    def turns_away(self, now: float, slot: int, ledger: Ledger) -> bool:
+        """Whether it is at its limit or has just said "not now"."""
+        target = self.at(slot)
+        limit = self._limit(target)
+        full = bool(limit) and ledger.slots[slot].active_requests >= limit
+        return full or target.id.worker.name in self.refusals.passed_over(now)
+
     def _limit(self, target: Target | None) -> int:
         if target is None:
             return 0

@@ -9,6 +9,7 @@ from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.ids import TargetId
 from kvrelay.core.model.units import Fault, IndexState, RouteReason
 from kvrelay.core.policy.policy import Choice, Field
+from kvrelay.core.routing.affinity import Session
 from kvrelay.core.routing.fleet import Target
 
 
@@ -30,6 +31,11 @@ class Decision(Struct, frozen=True, eq=False):
     claimed_tokens: int  # what the chosen worker was believed to be able to reuse, from all tiers
     load_version: int
     targets: list[Target | None]  # by slot, as the fleet was
+
+    @property
+    def binds(self) -> bool:
+        """Whether the session is to be bound to the chosen worker: not by a mere excursion."""
+        return self.choice.spilled_from is None and self.field.bound.away_from is None
 
 
 class Attempted(Struct):
@@ -53,12 +59,14 @@ class Live:
         "attempts",
         "decision_us",
         "first_token_at",
+        "session",
         "waited_s",
     )
 
-    def __init__(self, arrived: RequestArrived, arrived_at: float) -> None:
+    def __init__(self, arrived: RequestArrived, arrived_at: float, session: Session | None) -> None:
         self.arrived = arrived
         self.arrived_at = arrived_at
+        self.session = session
         self.attempts: list[Attempted] = []
         self.decision_us: float | None = None
         self.first_token_at: float | None = None

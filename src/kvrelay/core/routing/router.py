@@ -57,13 +57,14 @@ from kvrelay.core.model.events import (
     WorkerLeft,
     WorkerResumed,
 )
-from kvrelay.core.model.ids import WorkerId
+from kvrelay.core.model.ids import TargetId
 from kvrelay.core.model.prompt import Usage
-from kvrelay.core.model.units import Fault, Status
+from kvrelay.core.model.units import Fault, RouteReason, Status
 from kvrelay.core.policy.cache_load import CacheLoad
+from kvrelay.core.policy.policy import Policy
 from kvrelay.core.policy.registry import make_policy
 from kvrelay.core.routing.admission import AdmissionQueue, Futile
-from kvrelay.core.routing.affinity import Affinity
+from kvrelay.core.routing.affinity import Affinity, Session
 from kvrelay.core.routing.alarm import Alarm
 from kvrelay.core.routing.assemble import assemble
 from kvrelay.core.routing.decider import Decider
@@ -73,7 +74,7 @@ from kvrelay.core.routing.health import Change, Health
 from kvrelay.core.routing.keeper import SWEEP_BLOCKS, Keeper
 from kvrelay.core.routing.live import Attempted, Decision, Live
 from kvrelay.core.routing.retry import Retry
-from kvrelay.core.routing.settings import RouterSettings
+from kvrelay.core.routing.settings import NEVER, RouterSettings
 from kvrelay.core.routing.status import MatchAnswer, RouterStatus
 
 Effects = tuple[Effect, ...]
@@ -89,15 +90,15 @@ class Router:
 
     def __init__(self, settings: RouterSettings) -> None:
         self.settings = settings
-        self.policy = make_policy(settings.policy, settings.scorer, settings.weights)
         self._scorer = settings.scorer
+        self.policy = self._make_policy(settings.policy, settings.scorer)
         self._fleet = FleetView()
         self._keeper = Keeper(settings, self._fleet)
         self._ledger = Ledger(initial_prefill_tokens_per_s=settings.initial_prefill_tokens_per_s)
         self._affinity = Affinity(ttl_s=settings.affinity_ttl_s, max_sessions=settings.max_sessions)
         self._retry = Retry(attempts=settings.retry_attempts, budget_ratio=settings.retry_budget_ratio)
         self._waiting = AdmissionQueue(depth=settings.queue_depth, wait_s=settings.queue_wait_s)
-        self._decider = Decider(fleet=self._fleet, keeper=self._keeper, ledger=self._ledger, affinity=self._affinity)
+        self._decider = Decider(fleet=self._fleet, keeper=self._keeper, ledger=self._ledger)
         self._live: dict[str, Live] = {}
         self._speculative: dict[str, float] = {}  # request -> deadline of its in-flight entry, oldest first
         self._alarm = Alarm()
@@ -125,7 +126,8 @@ class Router:
         found = self._fleet.candidates(now, arrived.model, self._ledger, frozenset())
         if found.why_none is not None:
             return answer_match(arrived, None, found.why_none)
-        decision = self._decider.decide(now, copy.deepcopy(self.policy), arrived, found.slots)
+        session = None if arrived.session_id is None else self._affinity.peek(now, arrived.session_id)
+        decision = self._decider.decide(now, copy.deepcopy(self.policy), arrived, found.slots, session)
         return answer_match(arrived, decision, decision.choice.reason)
 
     def status(self, now: float) -> RouterStatus:
@@ -149,9 +151,13 @@ class Router:
         """Whether new requests are refused because the gateway is being shut down."""
         return self._draining is not None
 
-    def sessions(self) -> dict[str, WorkerId]:
+    def sessions(self) -> dict[str, TargetId]:
         """Session bindings."""
-        return self._affinity.sessions()
+        return self._affinity.homes()
+
+    def has_session(self, now: float, session_id: str) -> bool:
+        """Whether there is anything to close: a binding, or a turn under way that may make one."""
+        return self._affinity.peek(now, session_id) is not None
 
     # --- the machine ---------------------------------------------------------------------------------------------
 
@@ -211,7 +217,7 @@ class Router:
 
     def _admit(self, now: float, arrived: RequestArrived) -> Effects:
         assert arrived.request_id not in self._live, f"{arrived.request_id} is live already"
-        live = self._live[arrived.request_id] = Live(arrived, now)
+        live = self._live[arrived.request_id] = Live(arrived, now, self._session_of(now, arrived))
         if self._draining is not None:
             return self._refuse(now, live, "gateway_draining", retry_after_s=self._draining.retry_after_s)
         found = self._fleet.candidates(now, arrived.model, self._ledger, frozenset())
@@ -221,6 +227,12 @@ class Router:
             return self._refuse(now, live, found.why_none)
         self._retry.first_attempt()
         return self._dispatch(now, live, found)
+
+    def _session_of(self, now: float, arrived: RequestArrived) -> Session | None:
+        """The session that this turn has a part in until its end."""
+        if arrived.session_id is None or not self.policy.binds_sessions:
+            return None
+        return self._affinity.enter(now, arrived.session_id)
 
     def _let_wait(self, now: float, live: Live) -> Effects:
         """Everybody is busy: the request waits for a place, or is told at once that waiting is futile."""
@@ -258,8 +270,8 @@ class Router:
     def _dispatch(self, now: float, live: Live, found: Candidates) -> Effects:
         """Decide among the candidates and book the outcome."""
         arrived = live.arrived
-        decision = self._decider.decide(now, self.policy, arrived, found.slots)
-        if self._must_wait_for_bound(decision):
+        decision = self._decider.decide(now, self.policy, arrived, found.slots, live.session)
+        if self._may_not_move(decision):
             return self._refuse(now, live, "affinity_hard_unavailable")
         attempted = Attempted(len(live.attempts) + 1, decision, now)
         live.attempts.append(attempted)
@@ -269,8 +281,8 @@ class Router:
         self._fleet.refusals.dispatched(now, worker.id.name)
         if not worker.health.steady:
             self._fleet.changed()
-        if self.policy.binds_sessions and arrived.session_id is not None:
-            self._affinity.propose(now, arrived.session_id, worker.id, arrived.request_id)
+        if live.session is not None and self.policy.binds_sessions and decision.binds:
+            self._affinity.propose(live.session, decision.target, arrived.request_id)
         if decision.choice.spilled_from is not None:
             self.spills += 1
         dispatch = Dispatch(
@@ -281,11 +293,12 @@ class Router:
             matched_tokens=decision.claimed_tokens if arrived.prompt.keys else None,
             reason=decision.choice.reason,
         )
-        return (dispatch, *self._wake(now)) if self._speculative or len(self._affinity) else (dispatch,)
+        return (dispatch, *self._wake(now)) if self._speculative else (dispatch,)
 
-    def _must_wait_for_bound(self, decision: Decision) -> bool:
-        broken = decision.field.bound_elsewhere is not None
-        return self.settings.affinity_hard and broken and self.policy.binds_sessions
+    def _may_not_move(self, decision: Decision) -> bool:
+        """Under hard affinity a session leaves its worker only if that one is gone for good."""
+        broken = decision.field.bound.broken
+        return self.settings.affinity_hard and broken not in (None, RouteReason.AFFINITY_BROKEN_LOST)
 
     def _book(self, now: float, live: Live, decision: Decision) -> None:
         prompt = live.arrived.prompt
@@ -310,9 +323,8 @@ class Router:
         live.current.accepted = True
         if live.decision_us is None:
             live.decision_us = event.decision_us
-        if self.policy.binds_sessions and live.arrived.session_id is not None:
-            self._affinity.confirm(now, live.arrived.session_id, live.current.decision.target.worker)
-            return self._wake(now)
+        if live.session is not None:
+            self._affinity.confirm(live.session, live.current.decision.target, event.request_id)
         return ()
 
     def _first_token(self, now: float, event: FirstTokenSeen) -> Effects:
@@ -370,8 +382,8 @@ class Router:
         attempted.detail = event.detail or None
         reports = self._note_failure(now, attempted, event)
         self._release(now, live)
-        if live.arrived.session_id is not None and not attempted.accepted:
-            self._affinity.withdraw(live.arrived.session_id, event.request_id)
+        if live.session is not None and not event.relayed:
+            self._affinity.withdraw(live.session, event.request_id)
         return reports + self._retry_or_end(now, live, event)
 
     def _note_failure(self, now: float, attempted: Attempted, event: AttemptFailed) -> Effects:
@@ -392,11 +404,18 @@ class Router:
         allowed = self._retry.allows(
             attempts_made=len(live.attempts), fault=event.fault, first_byte_relayed=event.relayed, free=free
         )
-        if not allowed or found.why_none is not None:
+        if not allowed or found.why_none is not None or self._held_by_session(live):
             return self._give_up(now, live, event)
         if not free:
             self._retry.spend()
         return self._dispatch(now, live, found)
+
+    def _held_by_session(self, live: Live) -> bool:
+        """Under hard affinity the answer of a session's own worker is final, and passes with its hint."""
+        attempted = live.current
+        assert attempted is not None
+        returned = attempted.decision.choice.reason is RouteReason.STICKY_BOUND
+        return self.settings.affinity_hard and returned and live.session is not None and live.session.home is not None
 
     def _give_up(self, now: float, live: Live, event: AttemptFailed) -> Effects:
         """No further attempt: the client learns what happened, in the form that is still possible."""
@@ -476,7 +495,10 @@ class Router:
             itl_ms=itl_ms,
             manifest_digest=self.settings.manifest_digest,
         )
-        return (WriteReceipt(receipt),)
+        if live.session is None:
+            return (WriteReceipt(receipt),)
+        self._affinity.leave(now, live.session, live.arrived.request_id)
+        return (WriteReceipt(receipt), *self._wake(now))
 
     def _release(self, now: float, live: Live) -> None:
         """Take back what the current attempt booked; a second call finds nothing."""
@@ -564,9 +586,14 @@ class Router:
 
     def _switch_policy(self, event: PolicyChanged) -> Effects:
         scorer = event.scorer or self._scorer
-        self.policy = make_policy(event.policy, scorer, self.settings.weights)
+        self.policy = self._make_policy(event.policy, scorer)
         self._scorer = scorer
         return (Report("policy_switched", detail=event.policy),)
+
+    def _make_policy(self, name: str, scorer: str) -> Policy:
+        """Under hard affinity nothing spills."""
+        spill = NEVER if self.settings.affinity_hard else self.settings.spill
+        return make_policy(name, scorer, self.settings.weights, spill)
 
     def _woke_up(self, now: float) -> Effects:
         self._alarm.rang(now)
@@ -612,6 +639,7 @@ class Router:
         self._keeper.in_flight.check()
         self._ledger.check()
         self._waiting.check()
+        self._affinity.check()
         assert all(request_id in self._live for request_id in self._waiting.in_turn()), "somebody waits who is not live"
         booked = sum(1 for live in self._live.values() if live.attempts and live.attempts[-1].fault is None)
         assert len(self._ledger) <= booked, "something is booked that is not live"

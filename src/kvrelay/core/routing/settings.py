@@ -14,6 +14,16 @@ class Weights(Struct, frozen=True):
     delta: float = 0.05  # debit per ms of estimated transfer
 
 
+class Spill(Struct, frozen=True):
+    """When a session's worker is too busy for its next turn: more requests than `ratio` x fewest + `requests`."""
+
+    ratio: float = 1.5
+    requests: float = 4
+
+
+NEVER = Spill(requests=float("inf"))
+
+
 class RouterSettings(Struct, frozen=True, kw_only=True):
     """Everything `Router` needs to know beforehand. Bounds are part of it: whatever grows has a limit here."""
 
@@ -21,7 +31,8 @@ class RouterSettings(Struct, frozen=True, kw_only=True):
     scorer: str = "predict"
     weights: Weights = Weights()
     affinity_ttl_s: float | None = 300.0
-    affinity_hard: bool = False  # True: a bound session waits for its worker's return instead of moving
+    affinity_hard: bool = False  # True: a bound session is refused rather than sent to another worker
+    spill: Spill = Spill()  # of policy `sticky_load`
     max_sessions: int = 100_000
     retry_attempts: int = 3  # attempts per request, the first included
     retry_budget_ratio: float = 0.2  # retries per first attempt over the fleet, beyond a small fixed allowance

@@ -18,6 +18,7 @@ from kvrelay.core.routing.status import WorkerStatus
 from kvrelay.edge.fleet.static import UnknownWorker, WorkerExists
 from kvrelay.edge.fleet.view import WorkerView
 from kvrelay.edge.gateway.auth import AdminToken
+from kvrelay.edge.gateway.heads import SECOND_SESSION_HEADER
 from kvrelay.edge.gateway.openai import read_body
 from kvrelay.edge.gateway.scoring import prompt_at_once, prompt_in_time
 from kvrelay.edge.system.config import WorkerConfig
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 # What a caller may say of a new worker. Not `api_key_file`: it would let callers read files of this host.
 WORKER_MEMBERS = frozenset(("url", "name", "model", "events", "replay", "topic", "adapter"))
+SECOND_HEADER = SECOND_SESSION_HEADER.decode()
 MAX_RECEIPTS = 1000
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -169,7 +171,7 @@ class Admin:
             prompt=prompt,
             model=body.model,
             adapter=host.router.adapter_of(body.model),
-            session_id=request.headers.get(self._gateway.config.affinity.header),
+            session_id=request.headers.get(self._gateway.config.affinity.header, request.headers.get(SECOND_HEADER)),
             tenant=Tenant(),
             path=path,
             draw=self._gateway.draw(),
@@ -190,18 +192,24 @@ class Admin:
         return _json(receipt)
 
     async def _sessions(self, request: web.Request) -> web.Response:
-        bound = self._gateway.host.router.sessions()
         sessions = [
-            {"session_id": session_id, "worker": worker.name, "incarnation": worker.incarnation}
-            for session_id, worker in bound.items()
+            {
+                "session_id": session_id,
+                "worker": home.worker.name,
+                "incarnation": home.worker.incarnation,
+                "rank": home.rank,
+            }
+            for session_id, home in self._gateway.host.router.sessions().items()
         ]
         return _json({"sessions": sessions})
 
     async def _close_session(self, request: web.Request) -> web.Response:
         session_id = request.match_info["session_id"]
-        known = session_id in self._gateway.host.router.sessions()
-        self._gateway.host.feed(SessionClosed(session_id))
-        return _json({"closed": session_id}) if known else _problem(404, f"no session `{session_id}` is bound")
+        host = self._gateway.host
+        if not host.router.has_session(host.clock(), session_id):
+            return _problem(404, f"no session `{session_id}` is bound or has a turn under way")
+        host.feed(SessionClosed(session_id))
+        return _json({"closed": session_id})
 
 
 def _paths(app: web.Application) -> str:

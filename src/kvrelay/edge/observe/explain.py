@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from kvrelay.core.model.units import FallbackReason
+from kvrelay.core.model.units import FallbackReason, RouteReason
 from kvrelay.core.receipts.receipt import Attempt, Candidate, Receipt
 from kvrelay.core.receipts.reconcile import stale_index_tokens
 from kvrelay.edge.observe.receipt_words import GATES, REASONS, TERMS
@@ -53,7 +53,8 @@ def _headline(receipt: Receipt) -> Iterable[str]:
     if receipt.models_payload is False:
         yield "  That worker is a mock: no KV tensor and no real latency stand behind its answers."
     if receipt.spilled_from:
-        yield f"  The worker that held more of it was {receipt.spilled_from}."
+        what = "of its session is" if receipt.route_reason == RouteReason.STICKY_SPILL else "that held more of it was"
+        yield f"  The worker {what} {receipt.spilled_from}."
     if receipt.fallback_reason == FallbackReason.RETRIED_ELSEWHERE:  # the route reason tells all other fallbacks
         yield f"  That was not its first choice: an earlier attempt failed ({receipt.fallback_reason})."
 
@@ -128,6 +129,8 @@ def _order(candidates: tuple[Candidate, ...]) -> str:
         return "this policy does not score"
     if all(name.endswith("_ms") for name in names):
         return "predicted ms to the first token, the lowest is best"
+    if set(names) == {"requests"}:
+        return "requests in hand, the fewest is best"
     return "score in blocks, the highest is best"
 
 

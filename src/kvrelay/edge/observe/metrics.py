@@ -107,7 +107,9 @@ class Metrics(Collector):
         self.attempts_failed = Counter(
             "kvrelay_attempts_failed_total", "Attempts that ended badly, retried or not.", ("worker", "fault")
         )
-        self.spills = Counter("kvrelay_spills_total", "Requests sent away from the best cache because it was busy.")
+        self.spills = Counter(
+            "kvrelay_spills_total", "Requests sent away from the best cache or their session's worker: too busy."
+        )
         self.unscored = Counter(
             "kvrelay_unscored_total", "Requests routed without matching their prompt.", ("path", "because")
         )

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_valid
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from kvrelay.core.routing.settings import RouterSettings, Weights
+from kvrelay.core.routing.settings import RouterSettings, Spill, Weights
 from kvrelay.edge.system.explained_key import legal_values
 from kvrelay.edge.system.sections import (
     AffinitySection,
@@ -137,6 +137,7 @@ def router_settings(config: Config, *, key_seed: bytes, manifest_digest: str | N
         weights=Weights(alpha=factors.alpha, beta=factors.beta, gamma=factors.gamma, delta=factors.delta),
         affinity_ttl_s=config.affinity.ttl_s or None,
         affinity_hard=config.affinity.hard,
+        spill=Spill(config.policy.sticky_load.spill_ratio, config.policy.sticky_load.spill_requests),
         retry_attempts=config.retry.attempts,
         retry_budget_ratio=config.retry.budget_ratio,
         queue_depth=config.gateway.limits.queue_depth,

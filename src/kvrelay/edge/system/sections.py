@@ -13,16 +13,17 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvrelay.core.routing.settings import RouterSettings, Weights
+from kvrelay.core.routing.settings import RouterSettings, Spill, Weights
 from kvrelay.edge.system.urls import BadUrl, canonical_worker_url, name_from_url
 
-PolicyName = Literal["cache_load", "least_load", "random", "round_robin", "sticky"]
+PolicyName = Literal["cache_load", "least_load", "random", "round_robin", "sticky", "sticky_load"]
 ScorerName = Literal["predict", "weights"]
 AdapterName = Literal["auto", "vllm", "sglang", "llamacpp", "openai", "mock"]
 RoleName = Literal["both", "prefill", "decode"]
 
 _ROUTER = RouterSettings()
 _WEIGHTS = Weights()
+_SPILL = Spill()
 _NAME = re.compile(r"^[A-Za-z0-9_.:\[\]-]{1,80}$")
 
 
@@ -257,15 +258,15 @@ class AffinitySection(Section):
     header: str = key("x-session-id", "Request header that names the session.", "x-dynamo-session-id is read as well.")
     ttl_s: float = key(
         300.0,
-        "How long a session stays bound after its last request; 0: the header is identity only.",
+        "How long a session stays bound after the end of its last request; 0: the header is identity only.",
         "Higher: later turns still find their worker. Lower: load evens out sooner.",
         ge=0,
         le=604_800,
     )
     hard: bool = key(
         False,
-        "Refuse rather than move a session whose worker cannot take it.",
-        "true: its turns are refused while that worker is down.",
+        "Refuse a turn rather than send it to another worker than its session's.",
+        "true: refused while that worker is down, draining or full; none is spilled. A worker gone for good frees it.",
     )
 
 
@@ -306,8 +307,28 @@ class CacheLoadSection(Section):
     )
 
 
+class StickyLoadSection(Section):
+    """A turn spills if its session's worker has more than `spill_ratio x fewest + spill_requests` requests in hand."""
+
+    spill_ratio: float = key(
+        _SPILL.ratio,
+        "How many times the requests of the least busy worker a session's worker may have.",
+        "Higher: sessions return to a busy worker. Lower: more turns are computed anew elsewhere.",
+        ge=1,
+        le=1000,
+    )
+    spill_requests: int = key(
+        _SPILL.requests,
+        "How many requests it may have beyond that.",
+        "Higher: short queues are waited for. Lower: turns spill at low load as well.",
+        ge=0,
+        le=1_000_000,
+    )
+
+
 class PolicySection(Section):
     cache_load: CacheLoadSection = CacheLoadSection()
+    sticky_load: StickyLoadSection = StickyLoadSection()
 
 
 class ReceiptsSection(Section):
