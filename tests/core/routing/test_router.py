@@ -27,6 +27,8 @@ from kvrelay.core.model.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
+    CanGoOn,
+    CannotGoOn,
     ClientLeft,
     EventsSkipped,
     FirstTokenSeen,
@@ -543,17 +545,24 @@ def test_the_same_events_give_the_same_effects(policy):
 
 
 class ChaoticFleet(RuleBasedStateMachine):
-    """Any order of events whatsoever: one receipt per request, load back to zero, never a dead candidate."""
+    """Any order of events whatsoever: one receipt per request, load back to zero, never a dead candidate, no worker
+    twice, and nothing sent anew whose answer had begun unless it is continued."""
 
     def __init__(self):
         super().__init__()
         self.rig = Rig(policy="sticky", health_failures=1, affinity_ttl_s=5.0)
         self.lives: Counter = Counter()
         self.open: dict[str, int] = {}
+        self.begun: set[str] = set()  # a part of the answer is with the client
 
-    @initialize(policy=st.sampled_from(["cache_load", "sticky", "sticky_load", "round_robin", "least_load"]))
-    def start(self, policy):
-        self.rig = Rig(policy=policy, health_failures=1, affinity_ttl_s=5.0, speculative_deadline_s=3.0)
+    policies = st.sampled_from(["cache_load", "sticky", "sticky_load", "round_robin", "least_load"])
+
+    @initialize(policy=policies, migrate=st.booleans())
+    def start(self, policy, migrate):
+        self.migrate = migrate
+        self.rig = Rig(
+            policy=policy, health_failures=1, affinity_ttl_s=5.0, speculative_deadline_s=3.0, migrate=migrate
+        )
 
     names = st.sampled_from("abc")
 
@@ -583,17 +592,26 @@ class ChaoticFleet(RuleBasedStateMachine):
     def follow(self, effects, request, attempt):
         if (worker := chosen(effects)) is not None:
             status = {w.name: w for w in self.rig.router.status(self.rig.now).workers}[worker]
-            assert status.up and not status.draining
+            assert status.standing != "dead" and not status.draining
+            dispatch = next(effect for effect in effects if isinstance(effect, Dispatch))
+            assert dispatch.continues == (request in self.begun) and (self.migrate or not dispatch.continues)
             self.open[request] = attempt
         else:
             self.open.pop(request, None)
 
-    @rule(data=st.data(), fault=st.sampled_from(list(Fault)), relayed=st.booleans())
-    def fail(self, data, fault, relayed):
+    rests = st.sampled_from([None, CannotGoOn("logprobs"), CanGoOn(0), CanGoOn(7)])
+
+    @rule(data=st.data(), fault=st.sampled_from(list(Fault)), relayed=st.booleans(), rest=rests)
+    def fail(self, data, fault, relayed, rest):
         if self.open:
             request = data.draw(st.sampled_from(sorted(self.open)))
             attempt = self.open[request]
-            self.follow(self.rig.fail(fault, request, attempt, http_status=503, relayed=relayed), request, attempt + 1)
+            if relayed:
+                self.begun.add(request)
+            more = {"relayed": request in self.begun, "rest": rest, "http_status": 503}
+            self.follow(self.rig.fail(fault, request, attempt, **more), request, attempt + 1)
+            endings = [effect for effect in self.rig.effects[-4:] if isinstance(effect, PassThrough | Refuse)]
+            assert request not in self.begun or all(effect.request_id != request for effect in endings)
 
     @rule(data=st.data(), how=st.sampled_from(["accept", "token", "finish", "leave"]))
     def progress(self, data, how):
@@ -626,6 +644,10 @@ class ChaoticFleet(RuleBasedStateMachine):
         ids = [receipt.request_id for receipt in self.rig.receipts]
         assert len(ids) == len(set(ids))
         assert len(ids) + len(self.open) == self.rig._requests
+        for receipt in self.rig.receipts:
+            tried = [attempt.worker for attempt in receipt.attempts]
+            assert len(tried) == len(set(tried)) <= self.rig.router.settings.retry_attempts
+            assert receipt.migrations == sum(attempt.continued for attempt in receipt.attempts)
         if not self.open:
             assert not any(session.turns for session in self.rig.router._affinity._sessions.values())
             for worker in self.rig.router.status(self.rig.now).workers:

@@ -20,6 +20,7 @@ class Dispatch(Struct, frozen=True):
     rank: int | None  # None: the worker has a single rank, send no rank header
     matched_tokens: int | None
     reason: RouteReason
+    continues: bool = False  # send what continues the client's broken stream, not the request as it came
 
 
 class Refuse(Struct, frozen=True):
@@ -83,6 +84,8 @@ ReportKind = Literal[
     "worker_up",
     "worker_down",
     "worker_replaced",
+    "worker_suspended",
+    "worker_recovered",
     "event_gap",
     "event_gap_lost",
     "event_tail_lost",

@@ -215,10 +215,23 @@ class FirstTokenSeen(Struct, frozen=True):
     request_id: str
 
 
+class CanGoOn(Struct, frozen=True):
+    """Another worker could continue the answer where it broke: after so many generated tokens, as far as is known."""
+
+    generated_tokens: int
+
+
+class CannotGoOn(Struct, frozen=True):
+    """The answer is of a kind, or broke in a place, that nobody else could continue unseen."""
+
+    because: str
+
+
 class AttemptFailed(Struct, frozen=True):
     """One attempt ended badly. Which side is at fault is said by `fault`.
 
-    `relayed`: bytes of its answer went to the client already, so from here on nothing may be retried.
+    `relayed`: bytes of its answer went to the client already, so from here on nothing may be retried; `rest` says
+    whether the remainder could come from another worker (None: the host did not follow the stream).
     """
 
     request_id: str
@@ -228,6 +241,7 @@ class AttemptFailed(Struct, frozen=True):
     retry_after_s: float | None = None
     detail: str = ""
     relayed: bool = False
+    rest: CanGoOn | CannotGoOn | None = None
 
 
 class RequestFinished(Struct, frozen=True):

@@ -63,12 +63,15 @@ class Fault(StrEnum):
     TOTAL_TIMEOUT = "total_timeout"
     BACK_PRESSURE = "back_pressure"
     SERVER_ERROR = "server_error"
+    NOT_CONTINUED = "not_continued"  # asked to continue another worker's stream, it answered something else
 
 
 class FallbackReason(StrEnum):
     """Why the request was not handled by its first choice; null in a receipt when it was."""
 
+    MIGRATED = "migrated"  # begun by one worker, continued by another
     RETRIED_ELSEWHERE = "retried_elsewhere"
+    LAST_RESORT = "last_resort"  # nobody routable was left, so a suspended worker was tried
     AFFINITY_BROKEN = "affinity_broken"
     OVERLOADED_HOLDER = "overloaded_holder"
     NOT_SCORED = "not_scored"

@@ -28,7 +28,10 @@ class Candidate(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True):
-    """One try on one worker. `fault` is null for the attempt whose response reached the client."""
+    """One try on one worker. `fault` is null for the attempt whose response reached the client to its end.
+
+    `continued`: it took up the stream of the attempt before it, so the client has a part of each.
+    """
 
     attempt: int
     worker: str
@@ -39,6 +42,7 @@ class Attempt(Struct, frozen=True):
     fault: Fault | None = None
     http_status: int | None = None
     detail: str | None = None
+    continued: bool = False
 
 
 class GateLoss(Struct, frozen=True):
@@ -103,6 +107,8 @@ class Receipt(Struct, frozen=True, kw_only=True):
     http_status: int | None = None
     failure_reason: str | None = None
     fallback_reason: FallbackReason | None = None
+    migrations: int = 0  # times that a running stream went on at another worker; `chosen_worker` is the last one
+    not_migrated_because: str | None = None  # of a broken stream, where `retry.migrate` is on
     engine: str | None = None
     models_payload: bool | None = None
     manifest_digest: str | None = None

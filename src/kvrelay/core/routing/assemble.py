@@ -86,6 +86,8 @@ def assemble(
         http_status=http_status,
         failure_reason=failure_reason,
         fallback_reason=_fallback(live),
+        migrations=sum(attempted.continues for attempted in live.attempts),
+        not_migrated_because=live.not_migrated_because,
         engine=decision.engine if decision is not None else None,
         models_payload=decision.models_payload if decision is not None else None,
         manifest_digest=manifest_digest,
@@ -213,6 +215,7 @@ def _attempt(live: Live, attempted: Attempted) -> Attempt:
         fault=attempted.fault,
         http_status=attempted.http_status,
         detail=attempted.detail,
+        continued=attempted.continues,
     )
 
 
@@ -224,8 +227,12 @@ def _spilled_from(decision: Decision | None) -> str | None:
 
 
 def _fallback(live: Live) -> FallbackReason | None:
+    if any(attempted.continues for attempted in live.attempts):
+        return FallbackReason.MIGRATED
     if len(live.attempts) > 1:
         return FallbackReason.RETRIED_ELSEWHERE
+    if live.current is not None and live.current.last_resort:
+        return FallbackReason.LAST_RESORT
     return _FALLBACK_OF_REASON.get(live.last_reason)
 
 

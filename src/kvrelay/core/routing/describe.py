@@ -52,6 +52,7 @@ def _worker(now: float, worker: Worker, keeper: Keeper, ledger: Ledger) -> Worke
         role=spec.role,
         up=worker.health.up,
         routable=worker.health.routable(now) and not worker.draining,
+        standing=worker.health.standing(now).value,
         draining=worker.draining,
         targets=tuple(_target(target, keeper, ledger) for target in worker.targets),
         events=_counts(keeper.counts[worker.id.name]),

@@ -2,6 +2,9 @@
 
 Filters run in this order: alive, not draining, model or adapter, role, capacity, did not just refuse. What does not
 change between two requests is kept; a fleet of hundreds is not walked per request.
+
+A request for which nobody routable is left goes to the least bad of the others, as long as no probe says that they are
+gone: a refusal is certain to disappoint its client, a suspended worker is not (docs/decisions/0006-last-resort.md).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.events import WorkerSpec
 from kvrelay.core.model.ids import TargetId, WorkerId
 from kvrelay.core.model.units import IndexState
-from kvrelay.core.routing.health import Health
+from kvrelay.core.routing.health import Health, Standing
 from kvrelay.core.routing.refusals import Refusals
 
 
@@ -68,8 +71,10 @@ class Candidates(Struct, frozen=True, eq=False):
     slots: Ints
     why_none: str | None = None
     refusing: bool = False  # all of them just said "not now"
+    last_resort: bool = False  # something speaks against each of them, and nobody better is there
 
 
+_STANDINGS_TO_TRY = (Standing.ROUTABLE, Standing.SUSPENDED, Standing.UNREACHED)
 _NOBODY: Ints = np.zeros(0, dtype=np.int64)
 
 
@@ -152,54 +157,65 @@ class FleetView:
         """Who may get the request. `without` names workers that were tried already."""
         found = self._kept.get(model)
         if found is None:
-            found = self._filter(now, model)
-            if all(worker.health.steady or not worker.health.up for worker in self.workers.values()):
+            found = self._filter(now, model, frozenset())
+            if all(worker.health.steady for worker in self.workers.values()):
                 if len(self._kept) > 256:  # model names come from clients
                     self._kept.clear()
                 self._kept[model] = found
-        slots = found.slots
-        if without:
-            slots = slots[[self.at(slot).id.worker.name not in without for slot in slots.tolist()]]
-        if found.why_none is None and not len(slots):
-            return Candidates(_NOBODY, "all_tried")
-        return self._not_refusing(now, self._with_capacity(found, slots, ledger))
+        if without and found.why_none is None:
+            found = self._not_tried(now, model, found, without)
+        return self._not_refusing(now, self._with_capacity(found, ledger))
 
-    def _filter(self, now: float, model: str | None) -> Candidates:
-        workers = list(self.workers.values())
+    def anyone(self, now: float) -> bool:
+        """Whether a request that came now would be sent to somebody, whatever it asks for."""
+        return any(
+            worker.health.standing(now) is not Standing.DEAD and not worker.draining for worker in self.workers.values()
+        )
+
+    def _not_tried(self, now: float, model: str | None, found: Candidates, without: frozenset[str]) -> Candidates:
+        slots = found.slots[[self.at(slot).id.worker.name not in without for slot in found.slots.tolist()]]
+        if len(slots):
+            return Candidates(slots, last_resort=found.last_resort)
+        others = self._filter(now, model, without)
+        return others if others.why_none is None else Candidates(_NOBODY, "all_tried")
+
+    def _filter(self, now: float, model: str | None, without: frozenset[str]) -> Candidates:
+        """The best standing at which anybody fits; without any, what was missing at the best of them."""
+        workers = [worker for worker in self.workers.values() if worker.id.name not in without]
         if not workers:
             return Candidates(_NOBODY, "no_worker_known")
-        alive = [w for w in workers if w.health.routable(now)]
-        if not alive:
-            return Candidates(_NOBODY, "no_worker_alive")
-        willing = [w for w in alive if not w.draining]
-        if not willing:
-            return Candidates(_NOBODY, "all_draining")
-        serving = [w for w in willing if w.serves(model)]
-        if not serving:
-            serving = willing  # nobody claims the model: a worker's own "no such model" is the right answer
-        fitting = [w for w in serving if w.spec.role in ("both", "decode")]
-        if not fitting:
-            return Candidates(_NOBODY, "no_worker_for_role")
-        return Candidates(np.array(sorted(t.slot for w in fitting for t in w.targets), dtype=np.int64))
+        claimed = any(worker.serves(model) for worker in self.workers.values())
+        standings = [worker.health.standing(now) for worker in workers]
+        why_none = "no_worker_alive"
+        for standing in _STANDINGS_TO_TRY:
+            alive = [worker for worker, its in zip(workers, standings, strict=True) if its is standing]
+            fitting = _fitting(alive, model, claimed=claimed)
+            if not isinstance(fitting, str):
+                return _candidates_of(fitting, standing)
+            if why_none == "no_worker_alive":
+                why_none = fitting
+        return Candidates(_NOBODY, why_none)
 
-    def _with_capacity(self, found: Candidates, slots: Ints, ledger: Ledger) -> Candidates:
+    def _with_capacity(self, found: Candidates, ledger: Ledger) -> Candidates:
         if found.why_none is not None:
             return found
         if self._limits is None:
             self._limits = np.array([self._limit(target) for target in self.targets], dtype=np.int64)
             self._limited = bool(self._limits.any())
         if not self._limited:
-            return Candidates(slots)
-        limits = self._limits[slots]
-        free = slots[(limits == 0) | (ledger.table()[ACTIVE].take(slots) < limits)]
-        return Candidates(free, None if len(free) else "at_capacity")
+            return found
+        limits = self._limits[found.slots]
+        free = found.slots[(limits == 0) | (ledger.table()[ACTIVE].take(found.slots) < limits)]
+        return Candidates(free, None if len(free) else "at_capacity", last_resort=found.last_resort)
 
     def _not_refusing(self, now: float, found: Candidates) -> Candidates:
         refusing = self.refusals.passed_over(now)
         if not refusing:
             return found
         others = [slot for slot in found.slots.tolist() if self.at(slot).id.worker.name not in refusing]
-        return Candidates(np.array(others, dtype=np.int64)) if others else Candidates(found.slots, found.why_none, True)
+        if not others:
+            return Candidates(found.slots, found.why_none, refusing=True, last_resort=found.last_resort)
+        return Candidates(np.array(others, dtype=np.int64), last_resort=found.last_resort)
 
     def turns_away(self, now: float, slot: int, ledger: Ledger) -> bool:
         """Whether it is at its limit or has just said "not now"."""
@@ -212,3 +228,27 @@ class FleetView:
         if target is None:
             return 0
         return self.workers[target.id.worker.name].spec.max_active_requests or 0
+
+
+def _fitting(alive: list[Worker], model: str | None, *, claimed: bool) -> list[Worker] | str:
+    """Who of them may take a request for this model, or what was missing. `claimed`: somebody known serves it."""
+    if not alive:
+        return "no_worker_alive"
+    willing = [worker for worker in alive if not worker.draining]
+    if not willing:
+        return "all_draining"
+    # Where nobody claims the model, a worker's own "no such model" is the right answer.
+    serving = [worker for worker in willing if worker.serves(model)] if claimed else willing
+    if not serving:
+        return "no_worker_for_model"
+    fitting = [worker for worker in serving if worker.spec.role in ("both", "decode")]
+    return fitting or "no_worker_for_role"
+
+
+def _candidates_of(workers: list[Worker], standing: Standing) -> Candidates:
+    """Of suspended workers those with the fewest relapses: who fails for a moment before who fails for good."""
+    if standing is Standing.SUSPENDED:
+        fewest = min(worker.health.relapses for worker in workers)
+        workers = [worker for worker in workers if worker.health.relapses == fewest]
+    slots = np.array(sorted(target.slot for worker in workers for target in worker.targets), dtype=np.int64)
+    return Candidates(slots, last_resort=standing is not Standing.ROUTABLE)

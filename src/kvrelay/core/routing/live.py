@@ -44,6 +44,8 @@ class Attempted(Struct):
     number: int
     decision: Decision
     started_at: float
+    last_resort: bool = False
+    continues: bool = False  # the stream that another attempt began
     accepted: bool = False
     fault: Fault | None = None
     http_status: int | None = None
@@ -59,6 +61,8 @@ class Live:
         "attempts",
         "decision_us",
         "first_token_at",
+        "generated_tokens",
+        "not_migrated_because",
         "session",
         "waited_s",
     )
@@ -71,6 +75,8 @@ class Live:
         self.decision_us: float | None = None
         self.first_token_at: float | None = None
         self.waited_s = 0.0  # in the admission queue
+        self.generated_tokens = 0  # of the answer, before the current attempt
+        self.not_migrated_because: str | None = None
 
     @property
     def current(self) -> Attempted | None:

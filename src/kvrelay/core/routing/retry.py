@@ -1,10 +1,15 @@
-"""How often may a request be tried again? Bounded per request and, against retry storms, over the fleet."""
+"""How often may a request be tried again? Bounded per request and, against retry storms, over the fleet.
+
+The budget is a bucket: every first attempt adds `budget_ratio`, every retry takes one, and it holds a hundred at most.
+So in any stretch of time retries <= budget_ratio x first attempts + 100. A gateway with little traffic may still retry:
+the bucket begins with ten and is refilled up to ten at one a second.
+"""
 
 from __future__ import annotations
 
 from kvrelay.core.model.units import Fault
 
-_ALLOWANCE = 10.0
+_ALLOWANCE, _ALLOWANCE_PER_S = 10.0, 1.0
 _MOST_SAVED = 100.0
 _FINAL = frozenset({Fault.TOTAL_TIMEOUT, Fault.IDLE_TIMEOUT})
 
@@ -15,16 +20,31 @@ class Retry:
     def __init__(self, *, attempts: int, budget_ratio: float) -> None:
         self._attempts = attempts
         self._budget_ratio = budget_ratio
-        self._saved = _ALLOWANCE
+        self._saved = _ALLOWANCE if budget_ratio else 0.0  # a ratio of 0 means none at all
+        self._refilled_at = 0.0
 
     def first_attempt(self) -> None:
-        self._saved = min(_MOST_SAVED, self._saved + self._budget_ratio)
+        self._saved = max(self._saved, min(_MOST_SAVED, self._saved + self._budget_ratio))
 
-    def allows(self, *, attempts_made: int, fault: Fault, first_byte_relayed: bool, free: bool = False) -> bool:
-        """May this request be sent to another worker? Does not spend anything. `free`: it would not be a burden."""
-        if first_byte_relayed or fault in _FINAL:
-            return False
-        return attempts_made < self._attempts and (free or self._saved >= 1.0)
+    def hindrance(
+        self, now: float, *, attempts_made: int, fault: Fault, relayed: bool = False, free: bool = False
+    ) -> str | None:
+        """Why this request may not be sent to another worker; None: it may. Does not spend anything.
+
+        `free`: it would not be a burden. `relayed`: a part of the answer went to the client; whether the rest can come
+        from somebody else is not asked here (`migration.py`), only whether there is time, an attempt and budget left.
+        """
+        if fault is Fault.TOTAL_TIMEOUT or (fault in _FINAL and not relayed):
+            return "time_over"
+        if attempts_made >= self._attempts:
+            return "attempts_used_up"
+        self._refill(now)
+        return None if free or self._saved >= 1.0 else "budget_spent"
 
     def spend(self) -> None:
         self._saved -= 1.0
+
+    def _refill(self, now: float) -> None:
+        elapsed_s, self._refilled_at = now - self._refilled_at, now
+        if self._budget_ratio:
+            self._saved = max(self._saved, min(_ALLOWANCE, self._saved + elapsed_s * _ALLOWANCE_PER_S))

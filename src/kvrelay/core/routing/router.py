@@ -6,6 +6,7 @@ give the same effects, byte for byte. A request lives from `RequestArrived` to e
     arrived -> decide -> Dispatch -> AttemptAccepted -> FirstTokenSeen -> RequestFinished
                   ^          |
                   +-- retry -+-- AttemptFailed (nothing relayed yet)        ClientLeft at any time
+                  +-- migration -- AttemptFailed (a part relayed, and somebody else can continue it)
 
 Every ending goes through `_end`, which takes the load back, lets the in-flight entry go and writes the receipt, so that
 none of the three can be forgotten on some path.
@@ -27,6 +28,7 @@ from kvrelay.core.model.effects import (
     PassThrough,
     Refuse,
     Report,
+    ReportKind,
     WakeAt,
     WriteReceipt,
 )
@@ -34,6 +36,7 @@ from kvrelay.core.model.events import (
     AgentHeartbeat,
     AttemptAccepted,
     AttemptFailed,
+    CanGoOn,
     ClientLeft,
     DrainStarted,
     Event,
@@ -63,6 +66,7 @@ from kvrelay.core.model.units import Fault, RouteReason, Status
 from kvrelay.core.policy.cache_load import CacheLoad
 from kvrelay.core.policy.policy import Policy
 from kvrelay.core.policy.registry import make_policy
+from kvrelay.core.routing import migration
 from kvrelay.core.routing.admission import AdmissionQueue, Futile
 from kvrelay.core.routing.affinity import Affinity, Session
 from kvrelay.core.routing.alarm import Alarm
@@ -79,9 +83,17 @@ from kvrelay.core.routing.status import MatchAnswer, RouterStatus
 
 Effects = tuple[Effect, ...]
 
+_REPORT_OF: dict[Change, ReportKind] = {
+    Change.WENT_UP: "worker_up",
+    Change.WENT_DOWN: "worker_down",
+    Change.SUSPENDED: "worker_suspended",
+    Change.RECOVERED: "worker_recovered",
+}
+
 _RETRY_HINT_S = 1.0
 _LOOK_AHEAD = 64  # waiting requests that are offered a free place per step; more would let a step grow with the queue
-_LOST = frozenset({Fault.CONNECT, Fault.RESET, Fault.GARBAGE})
+_WORKER_LOST = "worker_lost"
+_LOST = frozenset({Fault.CONNECT, Fault.RESET, Fault.GARBAGE, Fault.NOT_CONTINUED})
 _ANSWERED = frozenset({Fault.BACK_PRESSURE, Fault.SERVER_ERROR})  # the worker's own answer is at hand
 
 
@@ -120,6 +132,10 @@ class Router:
     def adapter_of(self, model: str | None) -> str | None:
         """The adapter that this model name means, None for a base model."""
         return self._fleet.adapter_of(model)
+
+    def ready(self, now: float) -> bool:
+        """Whether anybody would get a request that came now, as a last resort at least."""
+        return self._fleet.anyone(now)
 
     def match(self, now: float, arrived: RequestArrived) -> MatchAnswer:
         """What would happen to this request. Dispatches nothing and does not take the policy's turn."""
@@ -177,7 +193,7 @@ class Router:
             case RequestFinished():
                 return self._finished(now, event)
             case KvBatch():
-                return self._keeper.batch(now, event) + self._wake(now)
+                return self._kv_batch(now, event)
             case LoadReported():
                 return self._load_reported(event)
             case ProbeAnswered():
@@ -267,13 +283,13 @@ class Router:
                 effects += self._dispatch(now, live, found)
         return effects
 
-    def _dispatch(self, now: float, live: Live, found: Candidates) -> Effects:
+    def _dispatch(self, now: float, live: Live, found: Candidates, *, continues: bool = False) -> Effects:
         """Decide among the candidates and book the outcome."""
         arrived = live.arrived
         decision = self._decider.decide(now, self.policy, arrived, found.slots, live.session)
-        if self._may_not_move(decision):
+        if self._may_not_move(decision) and not continues:
             return self._refuse(now, live, "affinity_hard_unavailable")
-        attempted = Attempted(len(live.attempts) + 1, decision, now)
+        attempted = Attempted(len(live.attempts) + 1, decision, now, found.last_resort, continues)
         live.attempts.append(attempted)
         self._book(now, live, decision)
         worker = self._fleet.worker_at(decision.slot)
@@ -292,6 +308,7 @@ class Router:
             rank=decision.target.rank if worker.spec.ranks > 1 else None,
             matched_tokens=decision.claimed_tokens if arrived.prompt.keys else None,
             reason=decision.choice.reason,
+            continues=continues,
         )
         return (dispatch, *self._wake(now)) if self._speculative else (dispatch,)
 
@@ -302,7 +319,7 @@ class Router:
 
     def _book(self, now: float, live: Live, decision: Decision) -> None:
         prompt = live.arrived.prompt
-        prompt_tokens = prompt.prompt_tokens or 0
+        prompt_tokens = (prompt.prompt_tokens or 0) + live.generated_tokens
         block_size = int(self._fleet.block_size_of_slot[decision.slot])
         self._ledger.book(
             now,
@@ -333,29 +350,36 @@ class Router:
             return self._late()
         if live.first_token_at is None:
             live.first_token_at = now
-            self._ledger.first_token(now, event.request_id)
+        self._ledger.first_token(now, event.request_id)
+        worker = self._worker_of(live)
+        if worker is not None:
+            worker.health.showed_life(now, event.request_id)
+            if worker.health.suspended:
+                self._fleet.changed()
         return ()
+
+    def _worker_of(self, live: Live) -> Worker | None:
+        """Of the current attempt, if that incarnation is still known."""
+        return None if live.current is None else self._fleet.live(live.current.decision.target.worker)
 
     def _finished(self, now: float, event: RequestFinished) -> Effects:
         live = self._live.get(event.request_id)
         if live is None or live.current is None:
             return self._late()
-        worker = self._fleet.live(live.current.decision.target.worker)
+        worker = self._worker_of(live)
+        reports: Effects = ()
         if worker is not None:
-            self._note_served(worker, event.request_id)
+            reports = self._report_change(worker, worker.health.served(now, event.request_id), "a request ended well")
         live.current.http_status = event.http_status
         if event.http_status < 400:
             self._fleet.refusals.forget(live.current.decision.target.worker.name)
             self._learn_residency(live, event.usage)
-            return self._end(now, live, Status.OK, event.http_status, usage=event.usage, itl_ms=event.itl_ms)
+            ended = self._end(now, live, Status.OK, event.http_status, usage=event.usage, itl_ms=event.itl_ms)
+            return reports + ended
         reason = f"http_{event.http_status}"
-        return self._end(now, live, Status.CLIENT_ERROR, event.http_status, failure_reason=reason, usage=event.usage)
-
-    def _note_served(self, worker: Worker, request_id: str) -> None:
-        was_steady = worker.health.steady
-        worker.health.served(request_id)
-        if not was_steady:
-            self._fleet.changed()
+        return reports + self._end(
+            now, live, Status.CLIENT_ERROR, event.http_status, failure_reason=reason, usage=event.usage
+        )
 
     def _learn_residency(self, live: Live, usage: Usage) -> None:
         """A worker without events: what went through it is what we believe it has, corrected by what it hit."""
@@ -392,7 +416,10 @@ class Router:
             return ()
         if event.fault is Fault.BACK_PRESSURE:
             self._fleet.refusals.refused(now, worker.id.name, event.retry_after_s)
-        change = worker.health.failed(now, event.request_id, event.fault)
+        if event.fault is Fault.TOTAL_TIMEOUT:
+            change = worker.health.abandoned(now, event.request_id, sent_at=attempted.started_at)
+        else:
+            change = worker.health.failed(now, event.request_id, event.fault)
         self._fleet.changed()
         return self._report_change(worker, change, event.fault.value)
 
@@ -401,14 +428,28 @@ class Router:
         found = self._fleet.candidates(now, live.arrived.model, self._ledger, tried)
         # A worker that is full has spent nothing on this request, so it is no burden to one that is not.
         free = event.fault is Fault.BACK_PRESSURE and not found.refusing
-        allowed = self._retry.allows(
-            attempts_made=len(live.attempts), fault=event.fault, first_byte_relayed=event.relayed, free=free
-        )
-        if not allowed or found.why_none is not None or self._held_by_session(live):
+        hindrance = self._hindrance(now, live, event, free=free) or found.why_none
+        if hindrance is not None:
+            if event.relayed and self.settings.migrate:
+                live.not_migrated_because = hindrance
             return self._give_up(now, live, event)
         if not free:
             self._retry.spend()
-        return self._dispatch(now, live, found)
+        if isinstance(event.rest, CanGoOn):
+            live.generated_tokens = event.rest.generated_tokens
+        return self._dispatch(now, live, found, continues=event.relayed)
+
+    def _hindrance(self, now: float, live: Live, event: AttemptFailed, *, free: bool) -> str | None:
+        """Why nobody else may be asked, whoever is there."""
+        if event.relayed:
+            because = migration.hindrance(event) if self.settings.migrate else "migration_off"
+            if because is not None:
+                return because
+        if self._held_by_session(live):
+            return "affinity_hard"
+        return self._retry.hindrance(
+            now, attempts_made=len(live.attempts), fault=event.fault, relayed=event.relayed, free=free
+        )
 
     def _held_by_session(self, live: Live) -> bool:
         """Under hard affinity the answer of a session's own worker is final, and passes with its hint."""
@@ -422,6 +463,8 @@ class Router:
         status, reason, http_status = _verdict(event.fault)
         request_id = live.arrived.request_id
         if event.relayed:
+            if event.fault in _ANSWERED:  # or so it would have been before the client got a part of it
+                status, reason = Status.WORKER_LOST, _WORKER_LOST
             ending: Effect = BreakOff(request_id, status, reason)
             http_status = event.http_status
         elif event.fault in _ANSWERED:
@@ -441,7 +484,7 @@ class Router:
         live = self._live.get(event.request_id)
         if live is None:
             return self._late()
-        cancel = self._cancel_attempt(live)
+        cancel = self._cancel_attempt(now, live)
         ended = self._end(now, live, Status.CLIENT_CANCELLED, None, itl_ms=event.itl_ms)
         return cancel + ended
 
@@ -449,7 +492,7 @@ class Router:
         live = self._live.get(event.request_id)
         if live is None:
             return self._late()
-        cancel, ending = self._cancel_attempt(live), self._cut_ending(event)
+        cancel, ending = self._cancel_attempt(now, live), self._cut_ending(event)
         http_status = event.http_status if event.relayed else 503
         ended = self._end(now, live, Status.ERROR, http_status, failure_reason=event.reason, itl_ms=event.itl_ms)
         return (*cancel, ending, *ended)
@@ -460,15 +503,19 @@ class Router:
         hint_s = _RETRY_HINT_S if self._draining is None else self._draining.retry_after_s
         return Refuse(event.request_id, 503, event.reason, hint_s)
 
-    def _cancel_attempt(self, live: Live) -> Effects:
-        """The worker need not go on, and nothing is learned of it."""
+    def _cancel_attempt(self, now: float, live: Live) -> Effects:
+        """The worker need not go on. Something is learned of it only if it was silent for long."""
         if live.current is None or live.current.fault is not None:
             return ()
         request_id = live.arrived.request_id
-        worker = self._fleet.live(live.current.decision.target.worker)
-        if worker is not None:
-            worker.health.released(request_id)
-        return (CancelAttempt(request_id, live.current.number),)
+        cancel = CancelAttempt(request_id, live.current.number)
+        worker = self._worker_of(live)
+        if worker is None:
+            return (cancel,)
+        change = worker.health.abandoned(now, request_id, sent_at=live.current.started_at)
+        if worker.health.suspended:
+            self._fleet.changed()
+        return (cancel, *self._report_change(worker, change, "its clients leave without having got anything"))
 
     def _end(
         self,
@@ -546,13 +593,21 @@ class Router:
         worker = self._fleet.live(event.worker)
         if worker is None:
             return self._late()
+        if not worker.health.up:
+            self._fleet.changed()  # what was only suspected may be known now
         return self._report_change(worker, worker.health.probed(event.ok), event.detail)
+
+    def _kv_batch(self, now: float, event: KvBatch) -> Effects:
+        worker = self._fleet.live(event.worker)
+        if worker is not None:
+            worker.health.showed_life(now)
+        return self._keeper.batch(now, event) + self._wake(now)
 
     def _report_change(self, worker: Worker, change: Change, detail: str) -> Effects:
         if change is Change.NONE:
             return ()
         self._fleet.changed()
-        return (Report("worker_up" if change is Change.WENT_UP else "worker_down", worker.id.name, detail),)
+        return (Report(_REPORT_OF[change], worker.id.name, detail),)
 
     def _load_reported(self, event: LoadReported) -> Effects:
         target = self._fleet.target(event.worker, event.rank)
@@ -654,7 +709,7 @@ def _worth_noting(blocks: int, claimed_blocks: int) -> bool:
 def _verdict(fault: Fault) -> tuple[Status, str, int | None]:
     """Terminal status, failure reason and the status code for a client that has seen nothing yet."""
     if fault in _LOST:
-        return Status.WORKER_LOST, "worker_lost", 502
+        return Status.WORKER_LOST, _WORKER_LOST, 502
     match fault:
         case Fault.BACK_PRESSURE:
             return Status.REFUSED, fault.value, None

@@ -36,6 +36,7 @@ class RouterSettings(Struct, frozen=True, kw_only=True):
     max_sessions: int = 100_000
     retry_attempts: int = 3  # attempts per request, the first included
     retry_budget_ratio: float = 0.2  # retries per first attempt over the fleet, beyond a small fixed allowance
+    migrate: bool = False  # continue broken streams on another worker
     queue_depth: int = 0  # requests that may wait for a free place; 0: none waits
     queue_wait_s: float = 30.0
     health_failures: int = 2

@@ -43,6 +43,7 @@ class WorkerStatus(Struct, frozen=True):
     role: str
     up: bool
     routable: bool
+    standing: str  # routable | suspended | unreached | dead
     draining: bool
     targets: tuple[TargetStatus, ...]
     events: Mapping[str, int]

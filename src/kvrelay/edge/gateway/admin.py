@@ -225,6 +225,7 @@ def _worker(view: WorkerView, status: WorkerStatus | None) -> dict[str, Any]:
         "version": view.version,
         "incarnation": view.worker.incarnation if view.worker is not None else None,
         "routable": status.routable if status is not None else False,
+        "standing": status.standing if status is not None else None,
         "draining": status.draining if status is not None else False,
         "last_probe": {"ok": view.last_probe_ok, "detail": view.last_probe_detail},
         "event_sources": [{"rank": source.rank, "endpoint": source.endpoint} for source in view.sources],

@@ -7,7 +7,6 @@ import secrets
 
 import msgspec
 
-from kvrelay.core.routing.router import Router
 from kvrelay.edge.fleet.static import Fleet
 from kvrelay.edge.gateway.auth import Tenants
 from kvrelay.edge.gateway.heads import read_head
@@ -51,13 +50,10 @@ class DataPort:
     def _ready(self, exchange: Exchange) -> None:
         if self._around.host.router.draining:
             exchange.respond(503, (JSON,), b'{"status":"draining"}')
-        elif self._anyone_routable(self._around.host.router):
+        elif self._around.host.router.ready(self._around.host.clock()):
             exchange.respond(200, (JSON,), b'{"status":"ready"}')
         else:
             exchange.respond(503, (JSON,), b'{"status":"no_worker_routable"}')
-
-    def _anyone_routable(self, router: Router) -> bool:
-        return any(worker.routable for worker in router.status(self._around.host.clock()).workers)
 
     def _proxy(self, exchange: Exchange) -> None:
         head = read_head(exchange.headers, self._session_header)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from kvrelay.core.model.units import FallbackReason, RouteReason
+from kvrelay.core.model.units import RouteReason
 from kvrelay.core.receipts.receipt import Attempt, Candidate, Receipt
 from kvrelay.core.receipts.reconcile import stale_index_tokens
-from kvrelay.edge.observe.receipt_words import GATES, REASONS, TERMS
+from kvrelay.edge.observe.receipt_words import FALLBACKS, GATES, REASONS, TERMS
 
 SUM_TOLERANCE = 1e-6
 
@@ -55,8 +55,10 @@ def _headline(receipt: Receipt) -> Iterable[str]:
     if receipt.spilled_from:
         what = "of its session is" if receipt.route_reason == RouteReason.STICKY_SPILL else "that held more of it was"
         yield f"  The worker {what} {receipt.spilled_from}."
-    if receipt.fallback_reason == FallbackReason.RETRIED_ELSEWHERE:  # the route reason tells all other fallbacks
-        yield f"  That was not its first choice: an earlier attempt failed ({receipt.fallback_reason})."
+    if receipt.fallback_reason is not None and receipt.fallback_reason in FALLBACKS:  # the route reason tells others
+        yield f"  {FALLBACKS[receipt.fallback_reason]} ({receipt.fallback_reason})."
+    if receipt.not_migrated_because:
+        yield f"  Its stream broke and no other worker could go on with it: {receipt.not_migrated_because}."
 
 
 def _outcome(receipt: Receipt) -> str:
@@ -195,7 +197,8 @@ def _attempts(attempts: tuple[Attempt, ...]) -> Iterable[str]:
     yield "  Attempts:"
     for attempt in attempts:
         status = f", HTTP {attempt.http_status}" if attempt.http_status is not None else ""
-        result = f"failed: {attempt.fault}{status}" if attempt.fault else f"answered{status}"
+        begin = "went on with the stream, " if attempt.continued else ""
+        result = begin + (f"failed: {attempt.fault}{status}" if attempt.fault else f"answered{status}")
         yield f"    {attempt.attempt}. {attempt.worker} at {_number(attempt.started_ms)} ms: {result}"
 
 

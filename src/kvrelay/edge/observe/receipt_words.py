@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvrelay.core.model.units import RouteReason
+from kvrelay.core.model.units import FallbackReason, RouteReason
 
 REASONS: Mapping[RouteReason, str] = {
     RouteReason.ROUND_ROBIN: "it was the next one in turn",
@@ -27,6 +27,13 @@ REASONS: Mapping[RouteReason, str] = {
     RouteReason.ONLY_CANDIDATE: "it was the only candidate",
     RouteReason.NOT_ROUTED: "no worker could take it",
 }
+
+FALLBACKS: Mapping[FallbackReason, str] = {
+    FallbackReason.RETRIED_ELSEWHERE: "That was not its first choice: an earlier attempt failed",
+    FallbackReason.MIGRATED: "Another worker had begun the answer and was lost in the middle of it",
+    FallbackReason.LAST_RESORT: "Requests had failed there lately, but nobody better was left",
+}
+"""Those that the route reason does not tell."""
 
 TERMS: Mapping[str, str] = {
     "queue_ms": "work that waits there already",

@@ -276,7 +276,7 @@ class RetrySection(Section):
     )
     budget_ratio: float = key(
         _ROUTER.retry_budget_ratio,
-        "Retries per first attempt over the whole fleet.",
+        "Retries per first attempt over the whole fleet, beyond a small fixed allowance; 0: none.",
         "Higher: more requests survive a failure, more extra load during it.",
         ge=0,
         le=10,
