@@ -37,6 +37,11 @@ async def serving(pages: dict[str, str], headers: dict[str, str] | None = None) 
     ("pages", "headers", "engine"),
     [
         ({"/v1/models": MODELS, "/metrics": "vllm:num_requests_running 0\n"}, {}, "vllm"),
+        ({"/v1/models": MODELS, "/metrics": "sglang:num_running_reqs 0\n"}, {}, "sglang"),
+        ({"/v1/models": MODELS, "/metrics": "llamacpp:requests_processing 0\n"}, {}, "llamacpp"),
+        ({"/v1/models": '{"data": [{"id": "m", "owned_by": "sglang"}]}'}, {}, "sglang"),
+        ({"/v1/models": '{"data": [{"id": "m", "owned_by": 7}]}'}, {}, "openai"),
+        ({"/v1/models": "[]"}, {}, "openai"),
         ({"/v1/models": MODELS, "/metrics": "other:requests 0\n"}, {}, "openai"),
         ({"/v1/models": MODELS}, {}, "openai"),
         ({"/v1/models": MODELS, "/metrics": "vllm:x 0\n"}, {"x-kvrelay-mock": "1"}, "mock"),

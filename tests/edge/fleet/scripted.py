@@ -46,6 +46,7 @@ class ScriptedWorker:
         self.start_time = start_time
         self.start_s = next(_starts)
         self.health = 200
+        self.in_use = False  # blocks: then nothing is reset
         self.asked: list[str] = []
         self.authorization: list[str | None] = []
         self.metrics_lines: list[str] = []
@@ -79,6 +80,7 @@ class ScriptedWorker:
         app = web.Application()
         app.router.add_get("/{path:.*}", self._answer)
         app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/reset_prefix_cache", self._reset)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
@@ -117,6 +119,9 @@ class ScriptedWorker:
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
         return web.json_response({"count": 2, "max_model_len": 10, "tokens": [len(body["prompt"]), 70_000]})
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        return web.json_response({"success": not self.in_use})
 
     def _source(self) -> dict[str, Any]:
         return {

@@ -27,6 +27,7 @@ from kvrelay.core.model.events import (
     WorkerResumed,
 )
 from kvrelay.core.model.ids import WorkerId
+from kvrelay.edge.connectors.base import WorkerAnswerUnusable, WorkerUnreachable
 from kvrelay.edge.fleet.static import Fleet, UnknownWorker, WorkerExists
 from kvrelay.edge.observe.metrics import Metrics
 from kvrelay.edge.system.config import Config, WorkerConfig, load_config
@@ -363,6 +364,27 @@ async def test_operator_actions_are_fed_and_unknown_names_are_refused() -> None:
         for act in (run.fleet.drain, run.fleet.resume, run.fleet.resync, run.fleet.view):
             with pytest.raises(UnknownWorker):
                 act("a")
+
+
+@pytest.mark.covers("S09")
+async def test_a_reset_worker_is_forgotten_at_the_same_moment_and_a_refusing_one_is_not() -> None:
+    async with ScriptedWorker() as worker, running(WorkerConfig(url=worker.url, name="a")) as run:
+        await run.until(lambda: run.of(WorkerJoined))
+        worker.in_use = True
+        with pytest.raises(WorkerAnswerUnusable, match="blocks are in use"):
+            await run.fleet.reset("a")
+        assert not run.of(ResidencyReset)
+        worker.in_use = False
+        await run.fleet.reset("a")
+        assert run.of(ResidencyReset) == [ResidencyReset("a")]
+        with pytest.raises(UnknownWorker):
+            await run.fleet.reset("b")
+
+
+async def test_a_worker_that_never_answered_cannot_be_reset() -> None:
+    async with running(WorkerConfig(url="http://127.0.0.1:1", name="a")) as run:
+        with pytest.raises(WorkerUnreachable):
+            await run.fleet.reset("a")
 
 
 async def test_a_workers_key_goes_to_that_worker(tmp_path: Path) -> None:

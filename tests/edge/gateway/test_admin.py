@@ -63,6 +63,13 @@ async def test_workers_come_and_go_while_running() -> None:
         await client.admin("POST", "/admin/workers/late/resume")
         assert (await client.post(token_body()))[0] == 200
         assert (await client.admin("POST", "/admin/workers/late/resync"))[0] == 200
+        await client.admin("POST", "/admin/workers", {"url": "http://127.0.0.1:1", "name": "nobody"})
+        status, kept = await client.admin("POST", "/admin/workers/nobody/reset")
+        assert status == 502
+        assert kept["error"]["message"] == "`nobody` kept its cache: it has not said yet what it is"
+        await client.admin("DELETE", "/admin/workers/nobody")
+        reset = await client.admin("POST", "/admin/workers/late/reset")
+        assert reset == (200, {"worker": "late", "done": "reset"})
         assert (await client.admin("DELETE", "/admin/workers/late"))[0] == 200
         assert (await client.admin("GET", "/admin/workers/late"))[0] == 404
         assert (await client.admin("GET", "/admin/workers"))[1] == {"workers": []}

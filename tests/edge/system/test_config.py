@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvrelay.edge.connectors.registry import CONNECTORS
 from kvrelay.edge.system.config import (
     Config,
     ConfigError,
@@ -117,7 +118,6 @@ def test_values_out_of_range_echo_the_value_and_the_range(variable: str, value: 
         ("STORE__FAILURE_POLICY", "fail"),
         ("STORE__TIERS", '[{"kind": "memory", "url": "memory://"}]'),
         ("TENANTS__ACME__TRUST_GROUP", "g"),
-        ("WORKERS", '[{"url": "http://a", "adapter": "sglang"}]'),
         ("WORKERS", '[{"url": "http://a", "role": "prefill"}]'),
     ],
 )
@@ -149,6 +149,20 @@ def test_workers_from_the_environment() -> None:
 )
 def test_workers_that_cannot_be(workers: str, legal: str) -> None:
     assert the_problem({"KVRELAY_WORKERS": workers}).legal.startswith(legal)
+
+
+@pytest.mark.parametrize("adapter", ["auto", "vllm", "sglang", "llamacpp", "openai", "mock"])
+def test_every_kind_of_engine_can_be_forced(adapter: str) -> None:
+    config = load_config(env={"KVRELAY_WORKERS": f'[{{"url": "http://a", "adapter": "{adapter}"}}]'})
+    assert config.workers[0].adapter == adapter
+    assert adapter == "auto" or adapter in CONNECTORS
+
+
+@pytest.mark.parametrize(("wrong", "nearest"), [("sglangg", "sglang"), ("llama.cpp", "llamacpp"), ("vlm", "vllm")])
+def test_a_wrong_kind_of_engine_gets_the_nearest_one(wrong: str, nearest: str) -> None:
+    problem = the_problem({"KVRELAY_WORKERS": f'[{{"url": "http://a", "adapter": "{wrong}"}}]'})
+    assert (problem.kind, problem.received, problem.nearest) == ("bad_value", wrong, nearest)
+    assert "`llamacpp`" in problem.legal
 
 
 @pytest.mark.parametrize(

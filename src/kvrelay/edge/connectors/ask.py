@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from array import array
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
+import numpy as np
 from msgspec import Struct
 
+from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.connectors.base import WorkerAnswerUnusable, WorkerUnreachable
 
 MAX_ANSWER_BYTES = 64 * 2**20
 
 T = TypeVar("T")
+
+
+class _Tokenized(Struct):
+    tokens: list[int]
 
 
 class Answer(Struct, frozen=True):
@@ -39,6 +46,22 @@ async def post_json(
 ) -> T:
     """The answer's body as `kind`. Raises WorkerUnreachable or WorkerAnswerUnusable."""
     return as_json(await _ask(session, "POST", url, headers, msgspec.json.encode(payload)), url, kind)
+
+
+async def post(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Answer:
+    """The answer to an order without a body, whatever its status. Raises WorkerUnreachable or WorkerAnswerUnusable."""
+    return await _ask(session, "POST", url, headers, None)
+
+
+async def token_ids(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], payload: Mapping[str, Any]
+) -> TokenIds:
+    """What a `/tokenize` endpoint answers. Raises WorkerUnreachable or WorkerAnswerUnusable."""
+    answer = await post_json(session, url, headers, payload, _Tokenized)
+    try:
+        return np.frombuffer(array("I", answer.tokens), dtype=np.uint32)
+    except OverflowError as error:
+        raise WorkerAnswerUnusable(f"{url} answered a token id out of range: {error}") from error
 
 
 def as_json(answer: Answer, url: str, kind: type[T]) -> T:

@@ -7,13 +7,16 @@ worker; answers are valid at the moment they were given and may be asked for aga
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
 from msgspec import Struct
 
 from kvrelay.core.model.events import KvEvent, WorkerSpec
 from kvrelay.core.model.prompt import TokenIds, Usage
+
+if TYPE_CHECKING:
+    from kvrelay.edge.connectors.metrics_page import MetricsMap
 
 
 class EventSource(Struct, frozen=True):
@@ -82,6 +85,8 @@ class Connector(Protocol):
     name: str
     counts_streams: bool
     """Whether `stream_options.include_usage` adds one event without choices to a stream, and changes nothing else."""
+    metrics: MetricsMap
+    """What its metrics page calls our words; see `metrics_page`."""
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
         """Asks the worker what it is. Raises WorkerUnreachable or WorkerAnswerUnusable."""
@@ -105,6 +110,13 @@ class Connector(Protocol):
 
     def usage_from_sse(self, tail: bytes) -> Usage:
         """Token counts from the last bytes of a stream, which may begin in the middle of an event."""
+        ...
+
+    async def reset(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
+        """Asks the worker to drop its prefix cache, which it has done when this returns.
+
+        Raises WorkerUnreachable, or WorkerAnswerUnusable with what it said instead; it may have kept all then.
+        """
         ...
 
     async def tokenize(

@@ -15,6 +15,7 @@ from kvrelay.core.model.events import WorkerSpec
 from kvrelay.core.model.prompt import TokenIds, Usage
 from kvrelay.edge.connectors import ask, usage
 from kvrelay.edge.connectors.base import DecodedBatch, Description, MalformedEvents, Scrape, WorkerAnswerUnusable
+from kvrelay.edge.connectors.metrics_page import CANONICAL, MetricsMap
 from kvrelay.edge.system.urls import join_url
 
 GUESSED_BLOCK_TOKENS = 16
@@ -42,6 +43,7 @@ class Models(Struct):
 
 class OpenAiConnector:
     name = "openai"
+    metrics = MetricsMap(dict.fromkeys(CANONICAL, ()))
     counts_streams = False  # OpenAI's own servers put `usage: null` into every event, others refuse the question
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
@@ -71,6 +73,9 @@ class OpenAiConnector:
 
     def usage_from_sse(self, tail: bytes) -> Usage:
         return usage.usage_from_sse(tail)
+
+    async def reset(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
+        raise WorkerAnswerUnusable("this kind of worker cannot be told to drop its cache")
 
     async def tokenize(
         self,

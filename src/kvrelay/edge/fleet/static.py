@@ -108,6 +108,14 @@ class Fleet:
         """Forget what is known of its cache and ask for its history."""
         self._feed(ResidencyReset(self._watch(name).config.name, replay=True))
 
+    async def reset(self, name: str) -> None:
+        """Has the worker drop its cache, and forgets what was known of it at the same moment.
+
+        Raises UnknownWorker, or what the connector raises; nothing is forgotten then.
+        """
+        await self._watch(name).reset()
+        self._feed(ResidencyReset(name))
+
     def replay(self, effect: RequestReplay) -> None:
         """Answered later by feeding ReplayArrived or ReplayUnavailable; never waits."""
         watch = self._watches.get(effect.worker.name)

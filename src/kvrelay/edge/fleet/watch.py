@@ -87,6 +87,12 @@ class WorkerWatch:
         """Starts the replay; the answer is fed as ReplayArrived or ReplayUnavailable."""
         self._spawn(self._replay(effect))
 
+    async def reset(self) -> None:
+        """Has the worker drop its cache. Raises WorkerUnreachable or WorkerAnswerUnusable."""
+        if self._connector is None:
+            raise WorkerUnreachable("it has not said yet what it is", refused=False)
+        await self._connector.reset(self._around.session, self.config.url, self._headers)
+
     def view(self) -> WorkerView:
         description = self._description
         return WorkerView(

@@ -15,6 +15,7 @@ from kvrelay.core.model.events import PolicyChanged, RequestArrived, SessionClos
 from kvrelay.core.model.prompt import Tenant
 from kvrelay.core.policy.registry import POLICIES, SCORERS
 from kvrelay.core.routing.status import WorkerStatus
+from kvrelay.edge.connectors.base import WorkerAnswerUnusable, WorkerUnreachable
 from kvrelay.edge.fleet.static import UnknownWorker, WorkerExists
 from kvrelay.edge.fleet.view import WorkerView
 from kvrelay.edge.gateway.auth import AdminToken
@@ -58,6 +59,7 @@ class Admin:
                 web.get("/admin/workers/{name}", self._worker),
                 web.delete("/admin/workers/{name}", self._remove_worker),
                 web.post("/admin/workers/{name}/{order:drain|resume|resync}", self._order_worker),
+                web.post("/admin/workers/{name}/reset", self._reset_worker),
                 web.get("/admin/policy", self._policy),
                 web.put("/admin/policy", self._set_policy),
                 web.post("/admin/match", self._match),
@@ -137,6 +139,14 @@ class Admin:
         fleet = self._gateway.fleet
         {"drain": fleet.drain, "resume": fleet.resume, "resync": fleet.resync}[order](name)
         return _json({"worker": name, "done": order})
+
+    async def _reset_worker(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        try:
+            await self._gateway.fleet.reset(name)
+        except (WorkerUnreachable, WorkerAnswerUnusable) as problem:
+            return _problem(502, f"`{name}` kept its cache: {problem}")
+        return _json({"worker": name, "done": "reset"})
 
     async def _policy(self, request: web.Request) -> web.Response:
         status = self._gateway.status()

@@ -216,7 +216,7 @@ class WorkerConfig(Section):
         "auto", "Its replay endpoint.", "`auto` asks the worker; `none`: a gap drops what is known of it."
     )
     topic: str = key("", "Event topic prefix to subscribe to.", "Empty: what the worker says, else every topic.")
-    adapter: Annotated[AdapterName, _only("auto", "vllm", "openai", "mock")] = key(
+    adapter: AdapterName = key(
         "auto", "Kind of engine.", "`auto` asks the worker; `openai` expects nothing beyond the OpenAI paths."
     )
 

@@ -245,5 +245,5 @@ WIRE_EVENTS = st.one_of(
 def test_the_quick_and_the_general_path_agree(wire: list[dict[str, Any]]) -> None:
     payload = message(*wire)
     quick = decode_batch(payload)
-    general = events._decode_general(payload)
+    general = events.DECODER.decode_general(payload)
     assert [as_values(event) for event in quick.events] == [as_values(event) for event in general.events]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvrelay.edge.connectors.base import ReportedLoad
-from kvrelay.edge.connectors.vllm.metrics_map import increase, read_page
+from kvrelay.edge.connectors.metrics_page import increase
+from kvrelay.edge.connectors.vllm.metrics_map import MAP, cache_block_size_tokens, scrape
 
 CURRENT = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -23,63 +24,67 @@ process_start_time_seconds 1.76441122e+09
 
 @pytest.mark.covers("S40")
 def test_a_current_page() -> None:
-    page = read_page(CURRENT)
-    scrape = page.scrape()
-    assert scrape.ranks == {0: ReportedLoad(running_requests=3, waiting_requests=2, kv_usage_ratio=0.25)}
-    assert (scrape.prefix_queries_tokens, scrape.prefix_hits_tokens) == (1500, 640)
-    assert scrape.process_start_s == 1764411220.0
-    assert page.cache_block_size_tokens() == 32
+    page = MAP.read(CURRENT)
+    found = scrape(page)
+    assert found.ranks == {0: ReportedLoad(running_requests=3, waiting_requests=2, kv_usage_ratio=0.25)}
+    assert (found.prefix_queries_tokens, found.prefix_hits_tokens) == (1500, 640)
+    assert found.process_start_s == 1764411220.0
+    assert cache_block_size_tokens(page) == 32
 
 
 @pytest.mark.covers("S40")
 def test_older_names_without_suffix_and_with_timestamps() -> None:
-    scrape = read_page(
-        'vllm:gpu_prefix_cache_hits{model_name="m"} 7 1764411220000\n'
-        'vllm:gpu_prefix_cache_queries{model_name="m"} 9\n'
-        'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\n'
-    ).scrape()
-    assert (scrape.prefix_hits_tokens, scrape.prefix_queries_tokens) == (7, 9)
-    assert scrape.ranks == {0: ReportedLoad(kv_usage_ratio=0.5)}
+    found = scrape(
+        MAP.read(
+            'vllm:gpu_prefix_cache_hits{model_name="m"} 7 1764411220000\n'
+            'vllm:gpu_prefix_cache_queries{model_name="m"} 9\n'
+            'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\n'
+        )
+    )
+    assert (found.prefix_hits_tokens, found.prefix_queries_tokens) == (7, 9)
+    assert found.ranks == {0: ReportedLoad(kv_usage_ratio=0.5)}
 
 
 @pytest.mark.covers("S40")
 def test_series_of_several_engines() -> None:
-    scrape = read_page(
-        'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_running{engine="1"} 2\n'
-        'vllm:kv_cache_usage_perc{engine="1"} 0.75\n'
-        'vllm:prefix_cache_hits_total{engine="0"} 10\nvllm:prefix_cache_hits_total{engine="1"} 20\n'
-    ).scrape()
-    assert scrape.ranks == {
+    found = scrape(
+        MAP.read(
+            'vllm:num_requests_running{engine="0"} 1\nvllm:num_requests_running{engine="1"} 2\n'
+            'vllm:kv_cache_usage_perc{engine="1"} 0.75\n'
+            'vllm:prefix_cache_hits_total{engine="0"} 10\nvllm:prefix_cache_hits_total{engine="1"} 20\n'
+        )
+    )
+    assert found.ranks == {
         0: ReportedLoad(running_requests=1),
         1: ReportedLoad(running_requests=2, kv_usage_ratio=0.75),
     }
-    assert scrape.prefix_hits_tokens == 30
+    assert found.prefix_hits_tokens == 30
 
 
 @pytest.mark.covers("S40")
 @pytest.mark.parametrize("text", ["", "not a page", "vllm:num_requests_running NaN\n", "vllm:num_requests_running x\n"])
 def test_what_is_missing_or_unreadable_is_unknown_and_never_zero(text: str) -> None:
-    page = read_page(text)
-    scrape = page.scrape()
-    assert scrape.ranks == {}
-    assert (scrape.prefix_hits_tokens, scrape.prefix_queries_tokens, scrape.process_start_s) == (None, None, None)
-    assert page.cache_block_size_tokens() is None
+    page = MAP.read(text)
+    found = scrape(page)
+    assert found.ranks == {}
+    assert (found.prefix_hits_tokens, found.prefix_queries_tokens, found.process_start_s) == (None, None, None)
+    assert cache_block_size_tokens(page) is None
 
 
 def test_label_values_may_hold_quotes_braces_and_commas() -> None:
-    page = read_page('vllm:cache_config_info{dtype="a,b=\\"}{",block_size="16"} 1.0\n')
-    assert page.cache_block_size_tokens() == 16
+    page = MAP.read('vllm:cache_config_info{dtype="a,b=\\"}{",block_size="16"} 1.0\n')
+    assert cache_block_size_tokens(page) == 16
 
 
 def test_ranks_that_disagree_about_the_block_size_leave_it_unknown() -> None:
-    page = read_page(
+    page = MAP.read(
         'vllm:cache_config_info{engine="0",block_size="16"} 1\nvllm:cache_config_info{engine="1",block_size="32"} 1\n'
     )
-    assert page.cache_block_size_tokens() is None
+    assert cache_block_size_tokens(page) is None
 
 
 def test_a_block_size_that_is_no_number_is_unknown() -> None:
-    assert read_page('vllm:cache_config_info{block_size="None"} 1\n').cache_block_size_tokens() is None
+    assert cache_block_size_tokens(MAP.read('vllm:cache_config_info{block_size="None"} 1\n')) is None
 
 
 @pytest.mark.covers("S40")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
-import numpy as np
 from msgspec import Struct
 
 from kvrelay.core.model.prompt import TokenIds
@@ -18,14 +16,15 @@ from kvrelay.edge.connectors.vllm import describe, events, metrics_map
 from kvrelay.edge.system.urls import join_url
 
 
-class _Tokenized(Struct):
-    tokens: list[int]
+class _Reset(Struct):
+    success: bool = True  # releases before 0.10 answer without a body
 
 
 class VllmConnector(OpenAiConnector):
     """An OpenAI server that also tells of its cache, its load and its tokens."""
 
     name = "vllm"
+    metrics = metrics_map.MAP
     counts_streams = True
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
@@ -41,10 +40,19 @@ class VllmConnector(OpenAiConnector):
         answer = await ask.get(session, join_url(url, "/metrics"), headers)
         if answer.status != 200:
             return None
-        return metrics_map.read_page(answer.body.decode("utf-8", "replace")).scrape()
+        return metrics_map.scrape(self.metrics.read(answer.body.decode("utf-8", "replace")))
 
     def decode_events(self, payload: bytes) -> DecodedBatch:
         return events.decode_batch(payload)
+
+    async def reset(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
+        """Only servers started with VLLM_SERVER_DEV_MODE=1 have the path; the event follows with the next step."""
+        path = "/reset_prefix_cache"
+        answer = await ask.post(session, join_url(url, path), headers)
+        if answer.status != 200:
+            raise WorkerAnswerUnusable(f"{path} answered {answer.status}")
+        if answer.body and not ask.as_json(answer, path, _Reset).success:
+            raise WorkerAnswerUnusable(f"{path} was refused: blocks are in use")
 
     async def tokenize(
         self,
@@ -53,8 +61,4 @@ class VllmConnector(OpenAiConnector):
         payload: Mapping[str, Any],
         headers: Mapping[str, str] | None = None,
     ) -> TokenIds:
-        answer = await ask.post_json(session, join_url(url, "/tokenize"), headers or {}, payload, _Tokenized)
-        try:
-            return np.frombuffer(array("I", answer.tokens), dtype=np.uint32)
-        except OverflowError as error:
-            raise WorkerAnswerUnusable(f"/tokenize answered a token id out of range: {error}") from error
+        return await ask.token_ids(session, join_url(url, "/tokenize"), headers or {}, payload)

@@ -11,8 +11,9 @@ from msgspec import Struct
 from kvrelay.core.model.events import WorkerSpec
 from kvrelay.edge.connectors import ask
 from kvrelay.edge.connectors.base import Description, EventSource, WorkerAnswerUnusable
+from kvrelay.edge.connectors.metrics_page import Page
 from kvrelay.edge.connectors.openai import Models
-from kvrelay.edge.connectors.vllm.metrics_map import Page, read_page
+from kvrelay.edge.connectors.vllm import metrics_map
 from kvrelay.edge.system.urls import join_url
 
 _ANY_HOST = {"*", "0.0.0.0", "::", "[::]"}
@@ -50,12 +51,12 @@ async def describe(
         url=url,
         models=models.bases,
         adapters=models.adapters,
-        block_size_tokens=page.cache_block_size_tokens(),
+        block_size_tokens=metrics_map.cache_block_size_tokens(page),
         ranks=max((source.rank + 1 for source in sources), default=1),
         sends_events=bool(sources),
         engine=engine,
     )
-    started_s = page.scrape().process_start_s
+    started_s = metrics_map.scrape(page).process_start_s
     return Description(
         spec=spec,
         sources=sources,
@@ -67,7 +68,7 @@ async def describe(
 
 async def _metrics_page(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Page:
     answer = await ask.get(session, join_url(url, "/metrics"), headers)
-    return read_page(answer.body.decode("utf-8", "replace") if answer.status == 200 else "")
+    return metrics_map.MAP.read(answer.body.decode("utf-8", "replace") if answer.status == 200 else "")
 
 
 async def _sources(

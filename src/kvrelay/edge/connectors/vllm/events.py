@@ -11,7 +11,7 @@ Consecutive removals are merged: vLLM sends one event per removed block.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +27,15 @@ MAX_PAYLOAD_BYTES = 64 * 2**20
 MAX_BLOCK_TOKENS = 65_536
 MAX_RANK = 4095
 _HASH_MASK = 2**64 - 1
-_TIERS = {None: Tier.GPU, "GPU": Tier.GPU, "CPU": Tier.CPU, "STORAGE": Tier.DISK}
+_TIERS = {
+    None: Tier.GPU,
+    "GPU": Tier.GPU,
+    "CPU": Tier.CPU,
+    "STORAGE": Tier.DISK,
+    "CPU_PINNED": Tier.CPU,  # from here on SGLang's words
+    "DISK": Tier.DISK,
+    "EXTERNAL": Tier.REMOTE,
+}
 
 
 class _Stored(Struct, tag_field="type", tag="BlockStored", gc=False):
@@ -42,6 +50,7 @@ class _Stored(Struct, tag_field="type", tag="BlockStored", gc=False):
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     locality: str | None = None
+    cache_salt: str | None = None  # SGLang's form; vLLM has it in `extra_keys`
 
 
 class _Removed(Struct, tag_field="type", tag="BlockRemoved", gc=False):
@@ -61,26 +70,27 @@ class _Batch(Struct, array_like=True, gc=False):
     dp_rank: int | None = 0
 
 
-# Positions in the older array form; later members may be left out.
-_STORED_MEMBERS = (
-    "block_hashes",
-    "parent_block_hash",
-    "token_ids",
-    "block_size",
-    "lora_id",
-    "medium",
-    "lora_name",
-    "extra_keys",
-    "group_idx",
-    "kv_cache_spec_kind",
-)
-_REMOVED_MEMBERS = ("block_hashes", "medium", "group_idx")
-_MEMBERS: dict[str, Sequence[str]] = {
-    "BlockStored": _STORED_MEMBERS,
-    "BlockRemoved": _REMOVED_MEMBERS,
+Members = dict[str, Any]
+Positions = Mapping[str, Sequence[str]]
+
+# Positions in the older array form, after the type; later members may be left out.
+POSITIONS: Positions = {
+    "BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
+        "kv_cache_spec_kind",
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
-_STRUCTS: dict[str, Callable[[dict[str, Any]], Any]] = {
+_STRUCTS: dict[str, Callable[[Members], Any]] = {
     "BlockStored": lambda members: msgspec.convert(members, _Stored),
     "BlockRemoved": lambda members: msgspec.convert(members, _Removed),
     "AllBlocksCleared": lambda members: _Cleared(),
@@ -89,27 +99,61 @@ _STRUCTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 _decode_typed = msgspec.msgpack.Decoder(_Batch).decode
 
 
-def decode_batch(payload: bytes) -> DecodedBatch:
-    """One message. Raises MalformedEvents; what is well-formed but not for us comes out as EventsSkipped."""
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise MalformedEvents(f"{len(payload)} bytes in one message")
-    try:
-        batch = _decode_typed(payload)
-    except (msgspec.ValidationError, ValueError):
-        return _decode_general(payload)
-    except msgspec.DecodeError as error:
-        raise MalformedEvents(f"not msgpack: {error}") from error
-    return DecodedBatch(_rank(batch.dp_rank), _translated(batch.events))
+class EventDecoder:
+    """For engines that speak this format: each has its own `positions` of the array form.
+
+    `adjust` turns members of an event that the typed form does not fit into those of vLLM.
+    """
+
+    def __init__(self, positions: Positions, adjust: Callable[[Members], Members]) -> None:
+        self._positions = positions
+        self._adjust = adjust
+
+    def decode(self, payload: bytes) -> DecodedBatch:
+        """One message. Raises MalformedEvents; what is well-formed but not for us comes out as EventsSkipped."""
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise MalformedEvents(f"{len(payload)} bytes in one message")
+        try:
+            batch = _decode_typed(payload)
+        except (msgspec.ValidationError, ValueError):
+            return self.decode_general(payload)
+        except msgspec.DecodeError as error:
+            raise MalformedEvents(f"not msgpack: {error}") from error
+        return DecodedBatch(_rank(batch.dp_rank), _translated(batch.events))
+
+    def decode_general(self, payload: bytes) -> DecodedBatch:
+        """The same for every form that is known, slowly."""
+        try:
+            parts = msgspec.msgpack.decode(payload)
+            if not isinstance(parts, list) or len(parts) < 2 or not isinstance(parts[1], list):
+                raise MalformedEvents("a message is [ts, events, dp_rank]")
+            return DecodedBatch(_rank(parts[2] if len(parts) > 2 else 0), _translated(map(self._wire_event, parts[1])))
+        except (msgspec.DecodeError, ValueError) as error:
+            raise MalformedEvents(str(error)) from error
+
+    def _wire_event(self, raw: object) -> _Stored | _Removed | _Cleared | EventsSkipped:
+        if isinstance(raw, dict):
+            kind, members = raw.get("type"), raw
+        elif isinstance(raw, list) and raw:
+            kind = raw[0]
+            members = dict(zip(self._positions.get(str(kind), ()), raw[1:], strict=False))
+        else:
+            raise MalformedEvents("an event is a map or an array")
+        if kind not in _STRUCTS:
+            return EventsSkipped("unknown_type")
+        event: _Stored | _Removed | _Cleared = _STRUCTS[str(kind)](self._adjust(_with_integer_hashes(members)))
+        return event
 
 
-def _decode_general(payload: bytes) -> DecodedBatch:
-    try:
-        parts = msgspec.msgpack.decode(payload)
-        if not isinstance(parts, list) or len(parts) < 2 or not isinstance(parts[1], list):
-            raise MalformedEvents("a message is [ts, events, dp_rank]")
-        return DecodedBatch(_rank(parts[2] if len(parts) > 2 else 0), _translated(map(_wire_event, parts[1])))
-    except (msgspec.DecodeError, ValueError) as error:
-        raise MalformedEvents(str(error)) from error
+DECODER = EventDecoder(POSITIONS, adjust=lambda members: members)
+decode_batch = DECODER.decode
+
+
+def _with_integer_hashes(members: Members) -> Members:
+    for name in ("block_hashes", "parent_block_hash"):
+        if name in members:
+            members = {**members, name: _integers(members[name])}
+    return members
 
 
 def _rank(dp_rank: object) -> int:
@@ -118,24 +162,6 @@ def _rank(dp_rank: object) -> int:
     if not isinstance(dp_rank, int) or not 0 <= dp_rank <= MAX_RANK:
         raise MalformedEvents(f"dp_rank {dp_rank!r}")
     return dp_rank
-
-
-def _wire_event(raw: object) -> _Stored | _Removed | _Cleared | EventsSkipped:
-    """One event of any known form."""
-    if isinstance(raw, dict):
-        kind, members = raw.get("type"), raw
-    elif isinstance(raw, list) and raw:
-        kind = raw[0]
-        members = dict(zip(_MEMBERS.get(str(kind), ()), raw[1:], strict=False))
-    else:
-        raise MalformedEvents("an event is a map or an array")
-    if kind not in _STRUCTS:
-        return EventsSkipped("unknown_type")
-    for name in ("block_hashes", "parent_block_hash"):
-        if name in members:
-            members = {**members, name: _integers(members[name])}
-    event: _Stored | _Removed | _Cleared = _STRUCTS[str(kind)](members)
-    return event
 
 
 def _integers(hashes: object) -> object:
@@ -247,7 +273,7 @@ def _extra_keys(event: _Stored) -> tuple[str | None, str | None, tuple[str | Non
     if adapter is None and event.lora_id:
         adapter = f"lora_id:{event.lora_id}"
     if event.extra_keys is None or not any(event.extra_keys):
-        return adapter, None, None
+        return adapter, event.cache_salt if event.parent_block_hash is None else None, None
     if len(event.extra_keys) != len(event.block_hashes):
         raise MalformedEvents("extra_keys has another length than block_hashes")
     salt: str | None = None

@@ -3,7 +3,7 @@
 The worker answers one request with many messages and an end marker. A request without the empty first frame is ignored
 there, and so is everything while its publisher thread is busy: hence the deadline, and no answer is an answer.
 Replies are not filtered by topic there, so they are here: a topic that matches nothing must not pass for an empty
-history.
+history. SGLang before 0.5.22 leaves the topic out of its replies; they are all taken then.
 """
 
 from __future__ import annotations
@@ -56,12 +56,13 @@ async def _until_end(socket: zmq.asyncio.Socket, topic: bytes) -> Replayed | NoR
     foreign_topic: bytes | None = None
     for _ in range(MAX_MESSAGES):
         frames = await socket.recv_multipart()
-        if len(frames) != 4 or len(frames[2]) != SEQ_BYTES:
+        if len(frames) not in (3, 4) or len(frames[-2]) != SEQ_BYTES:
             return NoReplay(f"malformed answer of {len(frames)} frames")
-        if frames[2] == END_SEQ:
+        seq, payload = frames[-2:]
+        if seq == END_SEQ:
             return _whole(messages, topic, foreign_topic)
-        if frames[1].startswith(topic):
-            messages.append((int.from_bytes(frames[2], "big"), frames[3]))
+        if len(frames) == 3 or frames[1].startswith(topic):
+            messages.append((int.from_bytes(seq, "big"), payload))
         else:
             foreign_topic = frames[1]
     return NoReplay(f"more than {MAX_MESSAGES} messages")

@@ -1,0 +1,32 @@
+"""llama.cpp's metrics page (`--metrics`) in canonical words.
+
+It counts computed and reused prompt tokens apart, so the tokens asked for are their sum. It does not say how full its
+cache is: `kv_cache_usage_ratio` was taken out of the page in 2025. Builds that do not count reused tokens leave both
+sums unknown.
+"""
+
+from __future__ import annotations
+
+from kvrelay.edge.connectors.base import Scrape
+from kvrelay.edge.connectors.metrics_page import MetricsMap, Page, whole
+
+MAP = MetricsMap(
+    {
+        "running_requests": ("llamacpp:requests_processing",),
+        "waiting_requests": ("llamacpp:requests_deferred",),
+        "kv_usage_ratio": ("llamacpp:kv_cache_usage_ratio",),
+        "prefix_queries_tokens": ("llamacpp:prompt_tokens",),  # the computed part
+        "prefix_hits_tokens": ("llamacpp:prompt_tokens_cached",),
+        "process_start_s": (),  # in a header of the answer, and on another clock
+        "cache_config": (),
+    }
+)
+
+
+def scrape(page: Page) -> Scrape:
+    computed, hits = page.sum("prefix_queries_tokens"), page.sum("prefix_hits_tokens")
+    return Scrape(
+        ranks=page.loads(),
+        prefix_queries_tokens=None if computed is None or hits is None else whole(computed + hits),
+        prefix_hits_tokens=whole(hits),
+    )
