@@ -43,7 +43,9 @@ def test_a_list_of_prompts_is_matched_by_its_first_and_charged_for_all() -> None
     ],
 )
 def test_what_cannot_be_matched_says_why(path: str, body: bytes, because: str) -> None:
-    assert read_body(path, body).prompt == Unscored(because)
+    prompt = read_body(path, body).prompt
+    found = prompt.read() if isinstance(prompt, TextPrompt) else prompt
+    assert found == Unscored(because)
 
 
 def test_members_of_wrong_type_are_the_workers_to_complain_about() -> None:
@@ -81,3 +83,8 @@ def test_a_tenants_salt_goes_over_the_clients() -> None:
     assert salt == "tenant:mine" and b'"a":1.50' in body
     assert msgspec.json.decode(body)["cache_salt"] == salt
     assert with_salt(b"[]", "tenant") is None
+
+
+def test_chats_that_differ_in_the_kind_of_a_member_are_different_texts() -> None:
+    texts = [read_body(CHAT, b'{"messages":[],"%b":[{"a":1}]}' % member).prompt for member in (b"tools", b"documents")]
+    assert isinstance(texts[0], TextPrompt) and isinstance(texts[1], TextPrompt) and texts[0].raw != texts[1].raw

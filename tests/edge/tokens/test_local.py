@@ -173,18 +173,18 @@ async def test_a_wrong_sample_turns_the_cache_off_and_forgets_its_answers(
     assert tokenizer.segments is not None
     tokenizer.segments.cache.get = _seven  # type: ignore[method-assign]
     wrong = await service.token_ids(text_prompt("one <|im_end|> two "), None)
-    assert not isinstance(wrong, Unscored) and wrong.tolist() != right
+    assert not isinstance(wrong, Unscored) and wrong.token_ids.tolist() != right
     with caplog.at_level(logging.ERROR):
         assert service.at_once(text_prompt("one <|im_end|> two  "), None) is None  # the sample is not for the loop
         sampled = await service.token_ids(text_prompt("one <|im_end|> two  "), None)
     whole = encode_whole(byte_level(), "one <|im_end|> two  ", framed=True)
-    assert not isinstance(sampled, Unscored) and np.array_equal(sampled, whole)
+    assert not isinstance(sampled, Unscored) and np.array_equal(sampled.token_ids, whole)
     about = tokenizer.describe()
     assert about["cache"] == "off" and about["why"].startswith("a sample got other token ids whole than in segments")
     assert "the segment cache is off" in caplog.text and "one" not in caplog.text.partition("segments")[2]
     assert service.at_once(text_prompt("one <|im_end|> two "), None) is None  # the wrong answer is not given again
     again = await service.token_ids(prompt, None)
-    assert not isinstance(again, Unscored) and again.tolist() == right
+    assert not isinstance(again, Unscored) and again.token_ids.tolist() == right
     assert tokenizer.lookups()[1] > 0
     service.close()
 

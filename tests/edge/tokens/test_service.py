@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from kvrelay.core.contract.keys import Keyer
 from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.gateway.openai import TextPrompt, Unscored
-from kvrelay.edge.tokens.service import CannotTokenize, TokenService
+from kvrelay.edge.tokens.service import CannotTokenize, KnownTokens, TokenService
 from tests.edge.gateway.scripted import ScriptedWorker, client_of, receipts, running
 
 TEXT = TextPrompt(b'"hello"', {"prompt": "hello"}, is_chat=False)
@@ -47,7 +48,7 @@ async def test_a_text_is_asked_for_once_per_model() -> None:
     assert service.at_once(TEXT, "m") is None
     await service.token_ids(TEXT, "m")
     found = service.at_once(TEXT, "m")
-    assert found is not None and found.tolist() == [0, 1, 2]
+    assert isinstance(found, KnownTokens) and found.token_ids.tolist() == [0, 1, 2]
     assert service.at_once(TEXT, "other") is None
 
 
@@ -64,7 +65,7 @@ async def test_what_the_tokenizer_has_at_once_needs_no_question() -> None:
     tokenizer = Scripted()
     tokenizer.known = np.array([7], dtype=np.uint32)
     found = TokenService(tokenizer, cache_bytes=2**20).at_once(TEXT, None)
-    assert found is tokenizer.known and tokenizer.asked == 0
+    assert isinstance(found, KnownTokens) and found.token_ids is tokenizer.known and tokenizer.asked == 0
 
 
 async def test_failures_and_delays_are_reasons_and_are_not_cached() -> None:
@@ -88,3 +89,13 @@ async def test_the_workers_own_tokenizer_is_asked_for_text_and_only_once() -> No
             assert (await client.post(chat, "/v1/chat/completions"))[0] == 200
         assert worker.tokenized == [{"model": "m", "messages": [{"role": "user", "content": "hi"}]}]
         assert [receipt.eligible_prefix_tokens for receipt in receipts(gateway)] == [32, 32]
+
+
+def test_block_keys_of_a_known_text_are_made_once_per_tag() -> None:
+    keyer, known = Keyer(b"seed"), KnownTokens(np.arange(40, dtype=np.uint32))
+    plain = known.keys(keyer, 16, adapter=None, salt=None)
+    assert plain is known.keys(keyer, 16, adapter=None, salt=None)
+    assert plain.tolist() == keyer.prompt_keys(known.token_ids, 16).tolist()
+    for salt in ("a", "b", "c", "d", "e"):
+        salted = known.keys(keyer, 16, adapter=None, salt=salt)
+        assert salted.tolist() == keyer.prompt_keys(known.token_ids, 16, salt=salt).tolist() != plain.tolist()

@@ -38,10 +38,16 @@ class _Members(Struct):
 
     model: Raw | UnsetType = UNSET
     prompt: Raw | UnsetType = UNSET
-    messages: Raw | UnsetType = UNSET
     stream: Raw | UnsetType = UNSET
     stream_options: Raw | UnsetType = UNSET
     cache_salt: Raw | UnsetType = UNSET
+    messages: Raw | UnsetType = UNSET
+    tools: Raw | UnsetType = UNSET
+    add_generation_prompt: Raw | UnsetType = UNSET
+    continue_final_message: Raw | UnsetType = UNSET
+    chat_template: Raw | UnsetType = UNSET
+    chat_template_kwargs: Raw | UnsetType = UNSET
+    documents: Raw | UnsetType = UNSET
 
 
 class TokenPrompt(Struct, frozen=True, eq=False):
@@ -51,12 +57,37 @@ class TokenPrompt(Struct, frozen=True, eq=False):
     total_tokens: int
 
 
-class TextPrompt(Struct, frozen=True):
-    """Text that a tokenizer must see. `raw` is the JSON of `payload`, for the cache."""
+class TextPrompt:
+    """Text that a tokenizer must see, unless its tokens are known under its JSON.
 
-    raw: bytes
-    payload: Mapping[str, Any]  # what a worker's tokenize endpoint wants, model aside
-    is_chat: bool
+    `payload` is what a worker's tokenize endpoint wants, model aside. To `read` it costs more than to look the tokens
+    up, and so comes second.
+    """
+
+    __slots__ = ("_payload", "is_chat", "raw")
+
+    def __init__(self, raw: bytes, payload: Mapping[str, Any] | None = None, *, is_chat: bool) -> None:
+        self.raw = raw
+        self.is_chat = is_chat
+        self._payload = payload
+
+    @property
+    def payload(self) -> Mapping[str, Any]:
+        """Only of a prompt that `read` has no complaint about."""
+        problem = None if self._payload is not None else self.read()
+        assert self._payload is not None, problem
+        return self._payload
+
+    def read(self) -> Unscored | None:
+        """Why no tokenizer can tell the tokens, or None. May be called again."""
+        if self.is_chat:
+            return Unscored("multimodal_input") if any(mark in self.raw for mark in MEDIA_MARKS) else None
+        if self._payload is None:
+            text = _only_text(self.raw)
+            if isinstance(text, Unscored):
+                return text
+            self._payload = {"prompt": text}
+        return None
 
 
 class Unscored(Struct, frozen=True):
@@ -94,12 +125,19 @@ def read_body(path: str, body: bytes) -> RequestBody:
     options = members.stream_options
     hides_usage = streams and path in SCORED_PATHS and leaves_usage_out(options)
     return RequestBody(
-        prompt=_prompt(path, body, members) if path in SCORED_PATHS else Unscored("path_not_scored"),
+        prompt=_prompt(path, members) if path in SCORED_PATHS else Unscored("path_not_scored"),
         model=_text(members.model),
         streams=streams,
         hides_usage=hides_usage,
         stream_options=bytes(options) if hides_usage and options is not UNSET else None,
         cache_salt=_text(members.cache_salt),
+    )
+
+
+def chat_prompt(payload: Mapping[str, Raw]) -> TextPrompt:
+    """Of the members that change a rendered chat, under their names: a list of tools is not a list of documents."""
+    return TextPrompt(
+        b"".join([b"%b\0%b\0" % (name.encode(), value) for name, value in payload.items()]), payload, is_chat=True
     )
 
 
@@ -119,25 +157,21 @@ def with_salt(body: bytes, tenant_salt: str) -> tuple[bytes, str] | None:
     return msgspec.json.encode(members), salt
 
 
-def _prompt(path: str, body: bytes, members: _Members) -> TokenPrompt | TextPrompt | Unscored:
+def _prompt(path: str, members: _Members) -> TokenPrompt | TextPrompt | Unscored:
     if path == "/v1/completions":
         if members.prompt is UNSET:
             return Unscored("no_prompt")
         return _completion_prompt(bytes(members.prompt))
     if members.messages is UNSET:
         return Unscored("no_messages")
-    raw = bytes(members.messages)
-    if any(mark in raw for mark in MEDIA_MARKS):
-        return Unscored("multimodal_input")
-    everything = _decode_members_by_name(body)
-    payload = {name: everything[name] for name in CHAT_MEMBERS if name in everything}
-    return TextPrompt(b"\0".join(bytes(value) for value in payload.values()), payload, is_chat=True)
+    payload = {name: value for name in CHAT_MEMBERS if (value := getattr(members, name)) is not UNSET}
+    return chat_prompt(payload)
 
 
 def _completion_prompt(raw: bytes) -> TokenPrompt | TextPrompt | Unscored:
     try:
         if raw[:1] == b'"':
-            return TextPrompt(raw, {"prompt": _decode_text(raw)}, is_chat=False)
+            return TextPrompt(raw, is_chat=False)
         if raw[:1] != b"[":
             return Unscored("prompt_shape_unknown")
         match raw[1:64].lstrip()[:1]:
@@ -145,7 +179,7 @@ def _completion_prompt(raw: bytes) -> TokenPrompt | TextPrompt | Unscored:
                 lists = _decode_lists(raw)
                 return TokenPrompt(_ids(lists[0]), sum(map(len, lists)))
             case b'"':
-                return _text_of_list(raw)
+                return TextPrompt(raw, is_chat=False)
             case b"]":
                 return Unscored("prompt_empty")
             case _:
@@ -155,12 +189,15 @@ def _completion_prompt(raw: bytes) -> TokenPrompt | TextPrompt | Unscored:
         return Unscored("prompt_shape_unknown")
 
 
-def _text_of_list(raw: bytes) -> TextPrompt | Unscored:
+def _only_text(raw: bytes) -> str | Unscored:
     """Several texts would each have to be tokenized to be charged; one is the usual case."""
-    texts = _decode_texts(raw)
-    if len(texts) > 1:
-        return Unscored("several_text_prompts")
-    return TextPrompt(raw, {"prompt": texts[0]}, is_chat=False)
+    try:
+        if raw[:1] == b'"':
+            return _decode_text(raw)
+        texts = _decode_texts(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Unscored("prompt_shape_unknown")
+    return texts[0] if len(texts) == 1 else Unscored("several_text_prompts")
 
 
 def _ids(token_ids: list[int]) -> TokenIds:

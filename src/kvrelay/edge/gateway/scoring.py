@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvrelay.core.model.prompt import Prompt, TokenIds
+from kvrelay.core.model.prompt import Prompt
 from kvrelay.core.routing.router import Router
 from kvrelay.edge.gateway.openai import RequestBody, TextPrompt, TokenPrompt, Unscored
-from kvrelay.edge.tokens.service import TokenService
+from kvrelay.edge.tokens.service import KnownTokens, TokenService
 
 
 def prompt_at_once(
@@ -15,7 +15,7 @@ def prompt_at_once(
     prompt = body.prompt
     match prompt:
         case TokenPrompt():
-            return make_prompt(router, prompt.token_ids, prompt.total_tokens, adapter=adapter, salt=salt)
+            return _made(router, KnownTokens(prompt.token_ids), prompt.total_tokens, adapter=adapter, salt=salt)
         case Unscored():
             return Prompt(None, {}, prompt.because)
         case TextPrompt():
@@ -23,10 +23,8 @@ def prompt_at_once(
                 return Prompt(None, {}, "no_worker_to_match")  # nothing could be done with the tokens
             if not router.policy.needs_match:
                 return Prompt(None, {}, "policy_needs_no_tokens")  # tokenizing costs more than such a policy itself
-            token_ids = tokens.at_once(prompt, body.model)
-            if token_ids is None:
-                return None
-            return make_prompt(router, token_ids, len(token_ids), adapter=adapter, salt=salt)
+            found = tokens.at_once(prompt, body.model)
+            return None if found is None else _prompt_of(router, found, adapter=adapter, salt=salt)
 
 
 async def prompt_in_time(router: Router, tokens: TokenService, body: RequestBody, salt: str | None) -> Prompt:
@@ -36,15 +34,17 @@ async def prompt_in_time(router: Router, tokens: TokenService, body: RequestBody
     """
     assert isinstance(body.prompt, TextPrompt), type(body.prompt)
     found = await tokens.token_ids(body.prompt, body.model)
+    return _prompt_of(router, found, adapter=router.adapter_of(body.model), salt=salt)
+
+
+def _prompt_of(router: Router, found: KnownTokens | Unscored, *, adapter: str | None, salt: str | None) -> Prompt:
     if isinstance(found, Unscored):
         return Prompt(None, {}, found.because)
-    return make_prompt(router, found, len(found), adapter=router.adapter_of(body.model), salt=salt)
+    return _made(router, found, len(found.token_ids), adapter=adapter, salt=salt)
 
 
-def make_prompt(
-    router: Router, token_ids: TokenIds, total_tokens: int, *, adapter: str | None, salt: str | None
-) -> Prompt:
-    """Keys of `token_ids` for every block size in use; `total_tokens` is what the worker will have to compute."""
+def _made(router: Router, known: KnownTokens, total_tokens: int, *, adapter: str | None, salt: str | None) -> Prompt:
+    """Keys for every block size in use; `total_tokens` is what the worker will have to compute."""
     keyer = router.keyer
-    keys = {size: keyer.prompt_keys(token_ids, size, adapter=adapter, salt=salt) for size in router.block_sizes()}
+    keys = {size: known.keys(keyer, size, adapter=adapter, salt=salt) for size in router.block_sizes()}
     return Prompt(total_tokens, keys)

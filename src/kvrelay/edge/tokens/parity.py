@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.fleet.static import Fleet, UnknownWorker
-from kvrelay.edge.gateway.openai import TextPrompt
+from kvrelay.edge.gateway.openai import TextPrompt, chat_prompt
 from kvrelay.edge.tokens.service import CannotTokenize, Tokenizer
 from kvrelay.edge.tokens.worker import ask_worker
 
@@ -41,8 +41,7 @@ log = logging.getLogger(__name__)
 
 
 def _chat(**members: object) -> TextPrompt:
-    payload = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in members.items()}
-    return TextPrompt(b"\0".join(bytes(value) for value in payload.values()), payload, is_chat=True)
+    return chat_prompt({name: msgspec.Raw(msgspec.json.encode(value)) for name, value in members.items()})
 
 
 PROBES: Mapping[str, TextPrompt] = {

@@ -70,7 +70,7 @@ class SegmentTokenizer:
     def __init__(self, tokenizer: Any, *, max_bytes: int, tally: Tally) -> None:
         """Raises CannotCut."""
         self.tally = tally
-        self.cache = TokenCache(max_bytes)
+        self.cache: TokenCache[TokenIds] = TokenCache(max_bytes)
         self._tokenizer = tokenizer
         tokens = _raw_tokens(tokenizer)
         self.special = tuple(token.content for token in tokens if token.special)
