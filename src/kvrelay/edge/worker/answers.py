@@ -16,6 +16,7 @@ JSON_HEADERS: tuple[Header, ...] = ((b"content-type", b"application/json"), MOCK
 TEXT_HEADERS: tuple[Header, ...] = ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"), MOCK_HEADER)
 STREAM_HEADERS: tuple[Header, ...] = ((b"content-type", b"text/event-stream; charset=utf-8"), MOCK_HEADER)
 STREAM_END = b"data: [DONE]\n\n"
+MESSAGES_PATH = "/v1/messages"
 
 _ERROR_TYPES = {
     400: "BadRequestError",
@@ -57,8 +58,18 @@ def usage(*, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> 
 
 
 def error_body(status: int, message: str, *, param: str | None = None) -> bytes:
-    kind = _ERROR_TYPES.get(status) or HTTPStatus(status).phrase
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
+    return msgspec.json.encode(
+        {"error": {"message": message, "type": _error_type(status), "param": param, "code": status}}
+    )
+
+
+def _messages_error_body(status: int, message: str) -> bytes:
+    """The shape of Anthropic's API, with the engine's names."""
+    return msgspec.json.encode({"type": "error", "error": {"type": _error_type(status), "message": message}})
+
+
+def _error_type(status: int) -> str:
+    return _ERROR_TYPES.get(status) or HTTPStatus(status).phrase
 
 
 def respond_json(exchange: Exchange, body: Mapping[str, Any] | list[Any], *, status: int = 200) -> None:
@@ -66,10 +77,16 @@ def respond_json(exchange: Exchange, body: Mapping[str, Any] | list[Any], *, sta
 
 
 def respond_error(exchange: Exchange, error: RequestError, headers: tuple[Header, ...] = ()) -> None:
-    exchange.respond(
-        error.status, (*JSON_HEADERS, *headers), error_body(error.status, error.message, param=error.param)
-    )
+    if exchange.path.startswith(MESSAGES_PATH):
+        body = _messages_error_body(error.status, error.message)
+    else:
+        body = error_body(error.status, error.message, param=error.param)
+    exchange.respond(error.status, (*JSON_HEADERS, *headers), body)
 
 
 def sse(body: Mapping[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def named_sse(event: str, body: Mapping[str, Any]) -> bytes:
+    return b"event: " + event.encode() + b"\ndata: " + msgspec.json.encode(body) + b"\n\n"

@@ -12,7 +12,7 @@ import msgspec
 from kvrelay import __version__
 from kvrelay.edge.http.heads import Header
 from kvrelay.edge.http.server import Exchange
-from kvrelay.edge.worker import answers, completions, tokenizer
+from kvrelay.edge.worker import answers, audio, chat, completions, embeddings, messages, responses, tokenizer
 from kvrelay.edge.worker.answers import (
     MOCK_HEADER,
     STREAM_END,
@@ -20,15 +20,28 @@ from kvrelay.edge.worker.answers import (
     TEXT_HEADERS,
     RequestError,
 )
-from kvrelay.edge.worker.completions import ChatBody, CompletionBody, Generation, OutOfVocabulary
 from kvrelay.edge.worker.faults import Fault, FaultError, parse_fault
+from kvrelay.edge.worker.generation import Generation, OutOfVocabulary, adapter_of, check_vocabulary, decode_body
 from kvrelay.edge.worker.reply import MidFault
+from kvrelay.edge.worker.spec import MockSpec
 
 if TYPE_CHECKING:
     from kvrelay.edge.worker.worker import Worker
 
 GARBAGE_HEADERS: tuple[Header, ...] = ((b"\x00\x01 not a header", b"\xff\xfe"),)
 NO_FAULT = MidFault()
+
+# By path: what needs the engine, and what is answered without it. A draining worker refuses all of it.
+GENERATIONS: dict[str, Callable[[bytes, MockSpec], Generation]] = {
+    "/v1/completions": completions.read,
+    "/v1/chat/completions": chat.read,
+    "/v1/responses": responses.read,
+    "/v1/messages": messages.read,
+}
+JSON_ANSWERS: dict[str, Callable[[Exchange, MockSpec], None]] = {
+    "/v1/embeddings": embeddings.embed,
+    "/v1/messages/count_tokens": messages.count_tokens,
+}
 
 
 class Api:
@@ -39,6 +52,9 @@ class Api:
         self._loop = asyncio.get_running_loop()
         self._routes: dict[str, tuple[str, Callable[[Exchange], None]]] = {
             "/v1/models": ("GET", self._models),
+            "/v1/embeddings": ("POST", self._json_answer),
+            "/v1/messages/count_tokens": ("POST", self._json_answer),
+            "/v1/audio/transcriptions": ("POST", self._transcribe),
             "/tokenize": ("POST", self._tokenize),
             "/detokenize": ("POST", self._detokenize),
             "/health": ("GET", self._health),
@@ -51,10 +67,6 @@ class Api:
             "/server_info": ("GET", self._server_info),
             "/mock/state": ("GET", self._state),
             "/mock/faults": ("GET POST DELETE", self._faults),
-        }
-        self._generations: dict[str, Callable[[bytes], Generation]] = {
-            "/v1/completions": self._read_completion,
-            "/v1/chat/completions": self._read_chat,
         }
 
     def handle(self, exchange: Exchange) -> None:
@@ -121,7 +133,7 @@ class Api:
 
     def _answer(self, exchange: Exchange, fault: MidFault) -> None:
         try:
-            read = self._generations.get(exchange.path)
+            read = GENERATIONS.get(exchange.path)
             if read is not None:
                 _check_method(exchange, "POST")
                 self._generate(exchange, read, fault)
@@ -137,14 +149,12 @@ class Api:
 
     # --- generations -------------------------------------------------------------------------------------------------
 
-    def _generate(self, exchange: Exchange, read: Callable[[bytes], Generation], fault: MidFault) -> None:
-        if self._worker.draining:
-            self._worker.metrics.refused_requests += 1
-            raise RequestError(503, "the worker is draining and takes no new requests")
+    def _generate(self, exchange: Exchange, read: Callable[[bytes, MockSpec], Generation], fault: MidFault) -> None:
+        self._check_admission()
         _check_content_type(exchange)
-        generation = read(exchange.body)
+        generation = read(exchange.body, self._worker.spec)
         try:
-            completions.check_vocabulary(generation, self._worker.spec)
+            check_vocabulary(generation.prompts, self._worker.spec)
         except OutOfVocabulary as error:
             if not generation.stream:
                 raise
@@ -152,11 +162,19 @@ class Api:
             return
         self._worker.generate(exchange, generation, fault)
 
-    def _read_completion(self, body: bytes) -> Generation:
-        return completions.read_completion(completions.decode_body(body, CompletionBody), self._worker.spec)
+    def _json_answer(self, exchange: Exchange) -> None:
+        self._check_admission()
+        _check_content_type(exchange)
+        JSON_ANSWERS[exchange.path](exchange, self._worker.spec)
 
-    def _read_chat(self, body: bytes) -> Generation:
-        return completions.read_chat(completions.decode_body(body, ChatBody), self._worker.spec)
+    def _transcribe(self, exchange: Exchange) -> None:
+        self._check_admission()
+        audio.transcribe(exchange, self._worker.spec)
+
+    def _check_admission(self) -> None:
+        if self._worker.draining:
+            self._worker.metrics.refused_requests += 1
+            raise RequestError(503, "the worker is draining and takes no new requests")
 
     # --- the engine's other paths ------------------------------------------------------------------------------------
 
@@ -179,9 +197,9 @@ class Api:
 
     def _tokenize(self, exchange: Exchange) -> None:
         _check_content_type(exchange)
-        received = completions.decode_body(exchange.body, dict)
-        completions.adapter_of(received.get("model"), self._worker.spec)
-        tokens = completions.read_tokenize(received).tolist()
+        received = decode_body(exchange.body, dict)
+        adapter_of(received.get("model"), self._worker.spec)
+        tokens = chat.read_tokenize(received).tolist()
         wants_strs = bool(received.get("return_token_strs"))
         body = {
             "count": len(tokens),
@@ -194,7 +212,7 @@ class Api:
 
     def _detokenize(self, exchange: Exchange) -> None:
         _check_content_type(exchange)
-        received = completions.decode_body(exchange.body, dict)
+        received = decode_body(exchange.body, dict)
         try:
             tokens = msgspec.convert(received.get("tokens"), list[int])
         except msgspec.ValidationError as error:
@@ -237,7 +255,7 @@ class Api:
         said: dict[str, Any] = {}
         if exchange.method == "POST":
             try:
-                fault = parse_fault(completions.decode_body(exchange.body, dict))
+                fault = parse_fault(decode_body(exchange.body, dict))
             except FaultError as error:
                 raise RequestError(400, str(error)) from error
             said = self._worker.add_fault(fault)

@@ -1,4 +1,4 @@
-"""The answer to one generation: collects or streams what the engine makes.
+"""The answer to one generation: collects or streams what the engine makes, in the dialect of the API that was used.
 
 `WholeReply` and `StreamReply` have the same outline. Faults that strike in the middle of an answer (hang, die) act
 here, because only here chunks are counted.
@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from kvrelay.core.engine.engine import Finished
 from kvrelay.edge.http.server import Exchange
-from kvrelay.edge.worker import answers, tokenizer
-from kvrelay.edge.worker.answers import STREAM_END, STREAM_HEADERS
-from kvrelay.edge.worker.completions import Generation
+from kvrelay.edge.worker import answers
+from kvrelay.edge.worker.answers import STREAM_HEADERS
+from kvrelay.edge.worker.dialect import Choice
+from kvrelay.edge.worker.generation import Generation
 
 
 class MidFault(Struct, frozen=True):
@@ -26,19 +26,6 @@ class MidFault(Struct, frozen=True):
     hang_after_chunks: int | None = None
     die_after_chunks: int | None = None
     die: Callable[[], None] | None = None
-
-
-class Choice:
-    """One sample: what the engine has made of it so far."""
-
-    __slots__ = ("finished", "index", "max_tokens", "prompt_index", "token_ids")
-
-    def __init__(self, *, index: int, prompt_index: int, max_tokens: int) -> None:
-        self.index = index
-        self.prompt_index = prompt_index
-        self.max_tokens = max_tokens
-        self.token_ids: list[int] = []
-        self.finished: Finished | None = None
 
 
 class Reply:
@@ -58,7 +45,8 @@ class Reply:
         self.generation = generation
         self.reply_id = reply_id
         self.choices: dict[str, Choice] = {}
-        self._created_s = int(time.time())
+        self.created_s = int(time.time())
+        self._dialect = generation.dialect(self)
         self._incarnation = incarnation
         self._fault = fault
         self._on_done = on_done
@@ -82,6 +70,25 @@ class Reply:
             self._on_done()
             self._end()
 
+    def usage(self) -> dict[str, Any]:
+        """A prompt counts once, however many samples it has."""
+        finished = [(choice, choice.finished) for choice in self.choices.values() if choice.finished is not None]
+        samples = self.generation.choices_per_prompt
+        firsts = [end for choice, end in finished if choice.index % samples == 0]
+        return answers.usage(
+            prompt_tokens=sum(end.prompt_tokens for end in firsts),
+            completion_tokens=sum(end.output_tokens for _, end in finished),
+            cached_tokens=sum(end.cached_tokens for end in firsts),
+        )
+
+    def mark(self) -> dict[str, Any]:
+        ends = [choice.finished for choice in self.choices.values() if choice.finished is not None]
+        return answers.mock_mark(self._incarnation, sum(end.wrong_reuse_blocks for end in ends))
+
+    def prompt_ids(self, choice: Choice) -> list[int]:
+        ids: list[int] = self.generation.prompts[choice.prompt_index].tolist()
+        return ids
+
     def _end_choice(self, choice: Choice, finished: Finished) -> None:
         raise NotImplementedError
 
@@ -97,28 +104,6 @@ class Reply:
                 fault.die()
             return False
         return fault.hang_after_chunks is None or chunks < fault.hang_after_chunks
-
-    def _usage(self) -> dict[str, Any]:
-        """A prompt counts once, however many samples it has."""
-        finished = [(choice, choice.finished) for choice in self.choices.values() if choice.finished is not None]
-        samples = self.generation.choices_per_prompt
-        firsts = [end for choice, end in finished if choice.index % samples == 0]
-        return answers.usage(
-            prompt_tokens=sum(end.prompt_tokens for end in firsts),
-            completion_tokens=sum(end.output_tokens for _, end in finished),
-            cached_tokens=sum(end.cached_tokens for end in firsts),
-        )
-
-    def _mark(self) -> dict[str, Any]:
-        ends = [choice.finished for choice in self.choices.values() if choice.finished is not None]
-        return answers.mock_mark(self._incarnation, sum(end.wrong_reuse_blocks for end in ends))
-
-    def _envelope(self, kind: str) -> dict[str, Any]:
-        return {"id": self.reply_id, "object": kind, "created": self._created_s, "model": self.generation.model}
-
-    def _prompt_ids(self, choice: Choice) -> list[int]:
-        ids: list[int] = self.generation.prompts[choice.prompt_index].tolist()
-        return ids
 
 
 class WholeReply(Reply):
@@ -136,76 +121,32 @@ class WholeReply(Reply):
         pass
 
     def _end(self) -> None:
-        if self._held_back:
-            return
-        chat = self.generation.chat
-        body = self._envelope("chat.completion" if chat else "text_completion")
-        body["choices"] = [self._choice_body(choice) for choice in self.choices.values()]
-        if chat and self.generation.return_token_ids:
-            body["prompt_token_ids"] = self._prompt_ids(next(iter(self.choices.values())))
-        body["usage"] = self._usage()
-        body["kvrelay_mock"] = self._mark()
-        answers.respond_json(self.exchange, body)
-
-    def _choice_body(self, choice: Choice) -> dict[str, Any]:
-        assert choice.finished is not None
-        text = tokenizer.decode(choice.token_ids)
-        body: dict[str, Any] = {"index": choice.index}
-        if self.generation.chat:
-            body["message"] = {"role": "assistant", "content": text}
-        else:
-            body["text"] = text
-        body |= {"logprobs": None, "finish_reason": choice.finished.reason, "stop_reason": None}
-        if self.generation.return_token_ids:
-            body["token_ids"] = choice.token_ids
-            if not self.generation.chat:
-                body["prompt_token_ids"] = self._prompt_ids(choice)
-        return body
+        if not self._held_back:
+            answers.respond_json(self.exchange, self._dialect.whole() | {"kvrelay_mock": self.mark()})
 
 
 class StreamReply(Reply):
-    """Server-sent events: one per token, the reason in the last one of a choice, usage (if asked for) in a last chunk.
-
-    The head goes out at once, as in the engine: a client sees 200 before the first token exists.
-    """
+    """Server-sent events. The head goes out at once, as in the engine: 200 is seen before the first token exists."""
 
     def begin(self) -> None:
-        self.exchange.start(200, STREAM_HEADERS)
-        kind = "chat.completion.chunk" if self.generation.chat else "text_completion"
-        self._head = b"data: " + msgspec.json.encode(self._envelope(kind))[:-1] + b',"choices":[{"index":'
+        self.exchange.start(200, STREAM_HEADERS, self._dialect.opening())
 
     def on_token(self, request_id: str, token_id: int) -> None:
         choice = self.choices[request_id]
         choice.token_ids.append(token_id)
-        if len(choice.token_ids) == 1 and self.generation.chat:
-            self._write_role(choice)
+        if len(choice.token_ids) == 1:
+            self.exchange.write(self._dialect.first(choice))
         if len(choice.token_ids) < choice.max_tokens:  # the last token leaves together with its reason
-            self._write_token(choice, b"null", b"")
+            self._write_token(choice, None)
 
     def _end_choice(self, choice: Choice, finished: Finished) -> None:
-        mark = b',"kvrelay_mock":' + msgspec.json.encode(self._mark())
-        self._write_token(choice, b'"' + finished.reason.encode() + b'"', mark)
+        self._write_token(choice, finished)
 
     def _end(self) -> None:
-        if not self._chunk_allowed():
-            return
-        if self.generation.include_usage:
-            kind = "chat.completion.chunk" if self.generation.chat else "text_completion"
-            body = self._envelope(kind) | {"choices": [], "usage": self._usage(), "kvrelay_mock": self._mark()}
-            self.exchange.write(answers.sse(body))
-        self.exchange.write(STREAM_END)
-        self.exchange.finish()
+        if self._chunk_allowed():
+            self.exchange.write(self._dialect.closing())
+            self.exchange.finish()
 
-    def _write_role(self, choice: Choice) -> None:
-        delta = b'%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
-        self.exchange.write(self._head + delta % choice.index)
-
-    def _write_token(self, choice: Choice, reason: bytes, mark: bytes) -> None:
-        """By hand rather than through an encoder: this is the one thing that happens once per token and request."""
-        if not self._chunk_allowed():
-            return
-        token_id = choice.token_ids[-1]
-        shape = b'%d,"delta":{"content":"%c"}' if self.generation.chat else b'%d,"text":"%c"'
-        ids = b',"token_ids":[%d]' % token_id if self.generation.return_token_ids else b""
-        tail = b',"logprobs":null,"finish_reason":%b,"stop_reason":null%b}]%b}\n\n' % (reason, ids, mark)
-        self.exchange.write(self._head + shape % (choice.index, token_id) + tail)
+    def _write_token(self, choice: Choice, finished: Finished | None) -> None:
+        if self._chunk_allowed():
+            self.exchange.write(self._dialect.token(choice, finished))

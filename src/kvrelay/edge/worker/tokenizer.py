@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
@@ -33,6 +35,7 @@ class TextPart(Struct):
 class ChatMessage(Struct):
     role: str
     content: str | list[TextPart] | None = None
+    tool_calls: list[Any] | None = None
 
 
 def encode(text: str) -> TokenIds:
@@ -61,9 +64,13 @@ def decode(token_ids: Sequence[int]) -> str:
     return text.decode("utf-8", "replace")
 
 
-def render_chat(messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
-    """The conversation as the text that is tokenized."""
+def render_chat(
+    messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True, tools: Sequence[Any] = ()
+) -> str:
+    """The conversation as the text that is tokenized: first the tools in their order, then the turns."""
     turns = [f"<|im_start|>{message.role}\n{_content_text(message)}<|im_end|>\n" for message in messages]
+    if tools:
+        turns.insert(0, f"<|im_start|>system\n{_lines(tools)}<|im_end|>\n")
     if add_generation_prompt:
         turns.append("<|im_start|>assistant\n")
     return "".join(turns)
@@ -71,8 +78,14 @@ def render_chat(messages: Sequence[ChatMessage], *, add_generation_prompt: bool 
 
 def _content_text(message: ChatMessage) -> str:
     if message.content is None or isinstance(message.content, str):
-        return message.content or ""
-    return "\n".join(_part_text(part) for part in message.content)
+        text = message.content or ""
+    else:
+        text = "\n".join(_part_text(part) for part in message.content)
+    return text if not message.tool_calls else f"{text}\n{_lines(message.tool_calls)}"
+
+
+def _lines(values: Sequence[Any]) -> str:
+    return "\n".join(msgspec.json.encode(value).decode() for value in values)
 
 
 def _part_text(part: TextPart) -> str:

@@ -15,9 +15,9 @@ from kvrelay.core.engine.engine import Engine, PublishBatch
 from kvrelay.core.engine.sequence import EngineRequest
 from kvrelay.edge.http.server import Exchange, HttpServer, start_server
 from kvrelay.edge.worker.api import Api
-from kvrelay.edge.worker.completions import Generation
 from kvrelay.edge.worker.engine_host import EngineHost
 from kvrelay.edge.worker.faults import Fault, FaultBook, parse_fault
+from kvrelay.edge.worker.generation import Generation
 from kvrelay.edge.worker.metrics import WorkerMetrics
 from kvrelay.edge.worker.publisher import Publisher
 from kvrelay.edge.worker.reply import MidFault, Reply, StreamReply, WholeReply
@@ -93,7 +93,7 @@ class Worker:
         reply = kind(
             exchange,
             generation,
-            reply_id=("chatcmpl-" if generation.chat else "cmpl-") + client_id,
+            reply_id=generation.id_prefix + client_id,
             incarnation=self.incarnation,
             fault=fault,
             on_done=partial(self._forget, serial),
