@@ -46,3 +46,26 @@ def test_text_that_speaks_of_usage_is_not_usage() -> None:
 @pytest.mark.parametrize("tail", [b"", b"data: [DONE]\n\n", b'ge":{"prompt_tokens":1}}\n\n', b'data: {"usage":'])
 def test_streams_without_counts(tail: bytes) -> None:
     assert usage_from_sse(tail) == Usage()
+
+
+RESPONSES = b'{"input_tokens":100,"output_tokens":5,"input_tokens_details":{"cached_tokens":64},"total_tokens":105}'
+MESSAGES = b'{"input_tokens":30,"output_tokens":5,"cache_read_input_tokens":64,"cache_creation_input_tokens":6}'
+
+
+@pytest.mark.parametrize("counts", [RESPONSES, MESSAGES])
+def test_the_words_of_other_apis(counts: bytes) -> None:
+    assert usage_from_body(b'{"usage":%b}' % counts) == Usage(100, 5, 64)
+
+
+def test_messages_without_cache_counts_leave_what_was_cached_unknown() -> None:
+    assert usage_from_body(b'{"usage":{"input_tokens":100,"output_tokens":5}}') == Usage(100, 5, None)
+
+
+def test_streams_of_other_apis() -> None:
+    created = b'event: response.created\ndata: {"response":{"usage":null}}\n\n'
+    completed = b'event: response.completed\ndata: {"response":{"usage":%b}}\n\n' % RESPONSES
+    assert usage_from_sse(created + completed) == Usage(100, 5, 64)
+    ended = b'event: message_delta\ndata: {"delta":{"stop_reason":"end_turn"},"usage":%b}\n\n' % MESSAGES
+    stopped = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    assert usage_from_sse(ended + stopped) == Usage(100, 5, 64)
+    assert usage_from_sse(created) == Usage()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import aiohttp
+import msgspec
 import pytest
 
 from kvrelay.core.model.units import Fault, Status
@@ -14,6 +15,7 @@ from tests.edge.gateway.scripted import (
     ANSWER,
     EVENT_STREAM,
     JSON,
+    USAGE,
     ScriptedWorker,
     answer,
     chunk,
@@ -327,3 +329,32 @@ async def test_a_repeated_request_id_is_told_apart() -> None:
     async with running(ScriptedWorker("a")) as gateway, client_of(gateway) as client:
         ids = [(await client.post(token_body(), x_request_id="same"))[2]["x-kvrelay-request-id"] for _ in range(3)]
         assert ids[0] == "same" and len(set(ids)) == 3
+
+
+@pytest.mark.covers("RC-11")
+async def test_a_client_that_leaves_with_its_whole_answer_has_cancelled_nothing() -> None:
+    """OpenAI's own client closes its connection at `[DONE]`, which comes before the end of the body."""
+    asked: list[Exchange] = []
+
+    def all_but_the_end(exchange: Exchange) -> None:
+        exchange.start(200, (EVENT_STREAM,))
+        exchange.write(chunk("one") + b'data: {"choices":[],"usage":%b}\n\n' % msgspec.json.encode(USAGE))
+        exchange.write(b"data: [DONE]\n\n")
+        asked.append(exchange)
+
+    worker = ScriptedWorker("a", all_but_the_end)
+    async with running(worker) as gateway:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{gateway.url}/v1/completions", json=token_body(stream=True)) as response,
+        ):
+            while b"[DONE]" not in await response.content.readline():
+                pass
+            response.close()
+        await until(lambda: gateway.describe()["client_connections"] == 0)
+        assert not worker.left and not receipts(gateway)
+        asked[0].finish()
+        await until(lambda: receipts(gateway))
+        (receipt,) = receipts(gateway)
+        assert receipt.status is Status.OK and receipt.actual_cached_tokens == 16
+        await until(lambda: gauges_are_zero(gateway))

@@ -57,11 +57,12 @@ class DataPort:
 
     def _proxy(self, exchange: Exchange) -> None:
         head = read_head(exchange.headers, self._session_header)
-        tenant = self._tenants.of(head.authorization)
+        tenant = self._tenants.of(head.authorization, head.api_key)
         if tenant is None:
             self._metrics.unauthorized.add(())
             challenge: Header = (b"www-authenticate", b"Bearer")
-            body = error_body("a valid API key is needed (Authorization: Bearer KEY)", "authentication_error", 401)
+            message = "a valid API key is needed (Authorization: Bearer KEY, or x-api-key: KEY)"
+            body = error_body(message, "authentication_error", 401)
             exchange.respond(401, (JSON, challenge), body)
             return
         if exchange.path == "/v1/models" and exchange.method == "GET":

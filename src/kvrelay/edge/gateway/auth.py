@@ -36,12 +36,12 @@ class Tenants:
             if line.strip():
                 self._by_digest[self._digest(line.strip().encode())] = tenant
 
-    def of(self, authorization: bytes | None) -> Tenant | None:
-        """The tenant of an `Authorization` value; None: no valid key, and one is required."""
+    def of(self, authorization: bytes | None, api_key: bytes | None = None) -> Tenant | None:
+        """The tenant of an `Authorization` or else an `x-api-key` value; None: no valid key, and one is required."""
         if not self.keys_required:
             return self._open
         if authorization is None:
-            return None
+            return None if api_key is None else self._by_digest.get(self._digest(api_key.strip()))
         scheme, _, key = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
             return None

@@ -163,6 +163,7 @@ class Gateway:
             "url": self.url,
             "uptime_s": round(monotonic_s() - self._started_at, 1),
             "draining": self.router.draining,
+            "client_connections": 0 if self._server is None else len(self._server.connections),
             "open_requests": len(self.host.requests),
             "open_upstream_calls": self._pool.open_calls,
             "receipts_dropped": self.receipts.dropped,

@@ -15,8 +15,9 @@ from kvrelay.edge.http.client import Origin
 from kvrelay.edge.http.heads import CRLF, HOP_BY_HOP, Header, end_to_end
 from kvrelay.edge.system.urls import host_and_port
 
+_CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 # Made anew for the worker, or meant for us alone.
-_NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"expect", b"authorization", b"x-kvrelay-priority"}
+_NOT_FORWARDED = HOP_BY_HOP | _CREDENTIALS | {b"host", b"content-length", b"expect", b"x-kvrelay-priority"}
 _DIGESTS = frozenset((b"content-digest", b"repr-digest", b"digest", b"content-md5", b"signature"))
 _HARMLESS_CONNECTION = frozenset((b"keep-alive", b"close", b""))
 _OURS = frozenset(
@@ -39,6 +40,7 @@ class RequestHead(Struct):
 
     forwarded: list[bytes]
     authorization: bytes | None = None
+    api_key: bytes | None = None  # how clients of Anthropic's API bring it
     request_id: str | None = None
     names_itself: bool = False  # has an id of its own, though not one that we could use as ours
     session_id: str | None = None
@@ -57,6 +59,8 @@ def read_head(headers: Sequence[Header], session_header: bytes) -> RequestHead:
         if lowered in _NOT_FORWARDED:
             if lowered == b"authorization":
                 head.authorization = value
+            elif lowered == b"x-api-key":
+                head.api_key = value
             elif lowered == b"x-kvrelay-priority":
                 head.priority = _priority(value)
             elif lowered == b"connection" and value.strip().lower() not in _HARMLESS_CONNECTION:
@@ -86,8 +90,8 @@ def _read_with_named_hops(headers: Sequence[Header], session_header: bytes) -> R
 
 def _keeping_ours(headers: Sequence[Header]) -> list[Header]:
     """Our credential check must not be switched off by naming the credential in `Connection`."""
-    credentials = [header for header in headers if header[0].lower() == b"authorization"]
-    rest = [header for header in end_to_end(headers) if header[0].lower() != b"authorization"]
+    credentials = [header for header in headers if header[0].lower() in _CREDENTIALS]
+    rest = [header for header in end_to_end(headers) if header[0].lower() not in _CREDENTIALS]
     return credentials + rest
 
 

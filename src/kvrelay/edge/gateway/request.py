@@ -368,6 +368,8 @@ class ClientRequest:
         if self._waiting is not None:
             self._arrive_as_it_is()  # `dispatch` will find the client gone
             return
+        if self._watch is not None and self._watch.is_complete():
+            return  # it has its whole answer, and some clients do not wait for the end of the body after that
         gaps_ms = () if self._watch is None else tuple(self._watch.gaps_ms)
         self._around.host.feed(ClientLeft(self._request_id, gaps_ms))
 
@@ -389,12 +391,16 @@ class ClientRequest:
 
     def _extra_lines(self, route: Route, effect: Dispatch) -> bytes:
         """A gateway without keys of its own lends nobody the worker's: it passes on what its clients bring."""
+        head = self._head
         lines = b""
         if not self._around.forwards_credentials:
             lines = route.authorization_line or b""
-        elif self._head.authorization is not None:
-            lines = b"authorization: %b\r\n" % self._head.authorization
-        if not self._head.names_itself:
+        else:
+            if head.authorization is not None:
+                lines = b"authorization: %b\r\n" % head.authorization
+            if head.api_key is not None:
+                lines += b"x-api-key: %b\r\n" % head.api_key
+        if not head.names_itself:
             lines += b"x-request-id: %b\r\n" % self._id_bytes
         if effect.rank is not None:
             lines += b"x-data-parallel-rank: %d\r\n" % effect.rank

@@ -14,8 +14,13 @@ TAIL_BYTES = 64 * 1024
 
 # A member that carries generated text (not empty), ids or a tool call. A chunk with only a role has none of them.
 _FIRST_TOKEN = re.compile(
-    rb'"(?:text|content|reasoning_content|reasoning|arguments|delta)"\s*:\s*"[^"]'
+    rb'"(?:text|content|reasoning_content|reasoning|thinking|arguments|partial_json|delta)"\s*:\s*"[^"]'
     rb'|"(?:token_ids|tool_calls)"\s*:\s*\[\s*[^\]\s]'
+)
+# The last event of a stream: of completions and chats, of messages, of responses.
+_LAST_EVENT = re.compile(
+    rb"(?:\A|\n)(?:data: ?\[DONE\]"
+    rb"|event: ?(?:message_stop|response\.(?:completed|incomplete|failed))\r?\ndata:[^\n]*)\s*\Z"
 )
 _OVERLAP_BYTES = 64  # a member can be cut in two by the network
 
@@ -47,6 +52,11 @@ class StreamWatch:
         self._carry = b""
         self._last_s = now_s
         return True
+
+    def is_complete(self) -> bool:
+        """Whether the worker has said all, though its body has not ended."""
+        tail = self.tail()
+        return tail.endswith((b"\n\n", b"\r\n\r\n")) and _LAST_EVENT.search(tail) is not None
 
     def tail(self) -> bytes:
         return b"".join(self._tail)[-TAIL_BYTES:]
