@@ -13,7 +13,7 @@ from msgspec import Struct
 from kvrelay.edge.http.heads import HOP_BY_HOP
 
 # Values that differ between any two requests; their length does not.
-_PASSING = re.compile(rb'"(?:created|monotonic_s)":[0-9.]+')
+_PASSING = re.compile(rb'"(?:created|created_at|monotonic_s)":[0-9.]+')
 
 
 class Answer(Struct, frozen=True):
