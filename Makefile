@@ -18,7 +18,7 @@ demo: $(STAMP)
 test: lint chromium
 	$(BIN)/python -m pytest -m "not real"
 
-# Against real vLLM on CPU. The first run installs the engine into a cache of its own (some minutes, 3.5 GB).
+# Against real vLLM and llama.cpp on CPU. The first run installs each into a cache of its own (some minutes, 3.6 GB).
 test-real: $(STAMP)
 	$(BIN)/python -m pytest -m real tests/real
 

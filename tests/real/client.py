@@ -47,12 +47,12 @@ class Client:
         """The life that the gateway knows of the worker at this address."""
         return next(w["incarnation"] for w in self.workers() if w["url"] == url)
 
-    def wait_for_live(self, count: int) -> None:
-        """Until so many workers have a live index."""
+    def wait_for_live(self, count: int, index_state: str = "live") -> None:
+        """Until so many workers are routable with an index in that state."""
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             workers = self.workers()
-            live = [w for w in workers if w["routable"] and all(t["index_state"] == "live" for t in w["targets"])]
+            live = [w for w in workers if w["routable"] and all(t["index_state"] == index_state for t in w["targets"])]
             if len(live) == count:
                 return
             time.sleep(0.1)

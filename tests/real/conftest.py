@@ -7,14 +7,20 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
 from tests.real.client import Client
 from tests.real.engine import EngineUnavailable, VllmWorker, installed
+
+
+class RealWorker(Protocol):
+    @property
+    def url(self) -> str: ...
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +31,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmWork
         engine = installed()
         cores = os.cpu_count() or 1
         pair = tuple(
-            VllmWorker(engine, name, port=_free_port(), cpu=i % cores, folder=folder) for i, name in enumerate("ab")
+            VllmWorker(engine, name, port=free_port(), cpu=i % cores, folder=folder) for i, name in enumerate("ab")
         )
         for worker in pair:
             worker.start()
@@ -40,8 +46,9 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmWork
 
 
 @contextmanager
-def gateway(workers: tuple[VllmWorker, ...], receipts: Path) -> Iterator[Client]:
-    """`kvrelay serve` as a process of its own."""
+def gateway(workers: Iterable[RealWorker], receipts: Path, *, index_state: str = "live") -> Iterator[Client]:
+    """`kvrelay serve` as a process of its own, once it believes of every worker what it can."""
+    workers = tuple(workers)
     command = [sys.executable, "-m", "kvrelay.cli.main", "serve", "--port", "0", "--admin-port", "0", "--json"]
     for worker in workers:
         command += ["--worker", worker.url]
@@ -51,14 +58,14 @@ def gateway(workers: tuple[VllmWorker, ...], receipts: Path) -> Iterator[Client]
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         client = Client(ready["url"], ready["admin_url"], receipts)
-        client.wait_for_live(len(workers))
+        client.wait_for_live(len(workers), index_state)
         yield client
     finally:
         process.terminate()
         process.communicate(timeout=60)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -145,7 +145,10 @@ MOCK = msgspec.structs.replace(
         "GET /v1/models": Answered(_models("kvrelay").body, headers=MOCK_MARK),
         "GET /mock/state": Answered('{"incarnation": "i1", "events_mode": "bind"}'),
     },
-    another_life={"GET /mock/state": Answered('{"incarnation": "i2", "events_mode": "bind"}')},
+    another_life={
+        "GET /mock/state": Answered('{"incarnation": "i2", "events_mode": "bind"}'),
+        **VLLM.another_life,
+    },
 )
 
 SGLANG_LABELS = 'engine_type="unified",model_name="m",moe_ep_rank="0",pp_rank="0",tp_rank="0"'
@@ -155,6 +158,8 @@ sglang:num_running_reqs{{{SGLANG_LABELS}}} 3.0
 sglang:num_running_reqs{{{SGLANG_LABELS.replace('tp_rank="0"', 'tp_rank="1"')}}} 3.0
 sglang:num_queue_reqs{{{SGLANG_LABELS}}} 2.0
 sglang:token_usage{{{SGLANG_LABELS}}} 0.25
+sglang:startup_time_seconds{{engine_type="unified",model_name="m",phase="load_weight"}} 3.25
+sglang:startup_time_seconds{{engine_type="unified",model_name="m",phase="tokenizer_e2e"}} 31.125
 sglang:cache_hit_rate{{{SGLANG_LABELS}}} 0.9
 sglang:prompt_tokens_total{{engine_type="unified",is_streaming="true",model_name="m"}} 1000.0
 sglang:prompt_tokens_total{{engine_type="unified",is_streaming="false",model_name="m"}} 500.0
@@ -195,7 +200,10 @@ SGLANG = Double(
         "POST /flush_cache": Answered("Cache flushed.\n"),
         "POST /tokenize": Answered('{"tokens": [1, 100, 101], "count": 3, "max_model_len": 8192}'),
     },
-    another_life={"GET /server_info": _server_info(30.875)},
+    another_life={
+        "GET /server_info": _server_info(30.875),
+        "GET /metrics": Answered(SGLANG_METRICS.replace("31.125", "30.875")),
+    },
     described=Described(
         ("m",),
         block_size_tokens=64,
@@ -204,8 +212,8 @@ SGLANG = Double(
     ),
     tells_lives=True,
     unhealthy={"GET /health": Answered(status=503)},
-    scrape=Scrape({0: LOAD}, prefix_queries_tokens=1500, prefix_hits_tokens=640),
-    unavailable=("process_start_s", "cache_config"),
+    scrape=Scrape({0: LOAD}, process_start_s=34.375, prefix_queries_tokens=1500, prefix_hits_tokens=640),
+    unavailable=("cache_config",),
     body=OPENAI_BODY,
     stream=OPENAI_STREAM,
     usage=Usage(92, 4, 64),
@@ -245,7 +253,10 @@ LLAMACPP = Double(
     tells_lives=True,
     unhealthy={"GET /health": Answered('{"error":{"message":"Loading model","code":503}}', status=503)},
     scrape=Scrape(
-        {0: ReportedLoad(running_requests=1, waiting_requests=4)}, prefix_queries_tokens=380, prefix_hits_tokens=200
+        {0: ReportedLoad(running_requests=1, waiting_requests=4)},
+        process_start_s=11288.978019,
+        prefix_queries_tokens=380,
+        prefix_hits_tokens=200,
     ),
     unavailable=("kv_usage_ratio", "process_start_s", "cache_config"),
     body=(

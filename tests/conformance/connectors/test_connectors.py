@@ -65,6 +65,19 @@ async def test_lives_are_told_apart_where_the_engine_allows_it(connector: Connec
         assert lives == [None, None, None]
 
 
+async def test_the_metrics_page_of_another_life_differs(connector: Connector, double: Double) -> None:
+    """A restart between two probes is seen by nothing else."""
+    pages = (double.pages, {**double.pages, **double.another_life})
+    starts = []
+    for shown in pages:
+        async with serving(shown) as url, aiohttp.ClientSession() as session:
+            scrape = await connector.scrape(session, url, KEY)
+            description = await connector.describe(session, url, KEY)
+        starts.append(None if scrape is None else scrape.process_start_s)
+        assert description.process_start_s == starts[-1]
+    assert (starts[0] != starts[1]) == double.tells_lives
+
+
 async def test_a_description_without_models_is_an_error_and_nobody_there_another(connector: Connector) -> None:
     async with serving({}) as url, aiohttp.ClientSession() as session:
         with pytest.raises(WorkerAnswerUnusable):

@@ -35,7 +35,7 @@ class Description(Struct, frozen=True):
     spec: WorkerSpec
     sources: tuple[EventSource, ...] = ()
     incarnation: str | None = None  # None: it has no way to tell one life from the next
-    process_start_s: float | None = None  # as on its metrics page, to be compared with later scrapes
+    process_start_s: float | None = None  # as `Scrape` has it, to be compared with later scrapes
     version: str | None = None
 
 
@@ -51,7 +51,7 @@ class Scrape(Struct, frozen=True):
     """One reading of a worker's metrics page in canonical words. Counters are totals since the process began."""
 
     ranks: Mapping[int, ReportedLoad]
-    process_start_s: float | None = None
+    process_start_s: float | None = None  # on whatever clock the engine has: it only differs from one life to the next
     prefix_queries_tokens: int | None = None
     prefix_hits_tokens: int | None = None
 

@@ -61,8 +61,13 @@ class LlamaCppConnector(OpenAiConnector):
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
         description = await super().describe(session, url, headers)
         props = await ask.get_json(session, join_url(url, "/props"), headers, Props)
+        scrape = await self.scrape(session, url, headers)
+        started_s = None if scrape is None else scrape.process_start_s
         return msgspec.structs.replace(
-            description, incarnation=await _life(session, url, headers), version=props.build_info
+            description,
+            incarnation=None if started_s is None else f"{started_s:.6f}",
+            process_start_s=started_s,
+            version=props.build_info,
         )
 
     async def probe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> str | None:
@@ -73,7 +78,8 @@ class LlamaCppConnector(OpenAiConnector):
         answer = await ask.get(session, join_url(url, "/metrics"), headers)
         if answer.status != 200:
             return None
-        return metrics_map.scrape(self.metrics.read(answer.body.decode("utf-8", "replace")))
+        page = self.metrics.read(answer.body.decode("utf-8", "replace"))
+        return metrics_map.scrape(page, started_us=answer.headers.get(START_HEADER))
 
     async def tokenize(
         self,
@@ -91,8 +97,3 @@ class LlamaCppConnector(OpenAiConnector):
 
     async def reset(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
         raise WorkerAnswerUnusable("llama.cpp has no way to drop its prompt cache; restart it")
-
-
-async def _life(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> str | None:
-    answer = await ask.get(session, join_url(url, "/metrics"), headers)
-    return answer.headers.get(START_HEADER)

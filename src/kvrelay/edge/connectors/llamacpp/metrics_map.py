@@ -1,8 +1,7 @@
 """llama.cpp's metrics page (`--metrics`) in canonical words.
 
-It counts computed and reused prompt tokens apart, so the tokens asked for are their sum. It does not say how full its
-cache is: `kv_cache_usage_ratio` was taken out of the page in 2025. Builds that do not count reused tokens leave both
-sums unknown.
+It counts computed and reused prompt tokens apart, so the tokens asked for are their sum; where a build does not count
+the reused ones, the sum is unknown. Only older builds say how full their cache is.
 """
 
 from __future__ import annotations
@@ -23,10 +22,12 @@ MAP = MetricsMap(
 )
 
 
-def scrape(page: Page) -> Scrape:
+def scrape(page: Page, *, started_us: str | None) -> Scrape:
+    """`started_us` is the header of the answer."""
     computed, hits = page.sum("prefix_queries_tokens"), page.sum("prefix_hits_tokens")
     return Scrape(
         ranks=page.loads(),
+        process_start_s=int(started_us) / 1e6 if started_us and started_us.isdecimal() else None,
         prefix_queries_tokens=None if computed is None or hits is None else whole(computed + hits),
         prefix_hits_tokens=whole(hits),
     )

@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.connectors import ask
@@ -43,7 +44,9 @@ class SglangConnector(OpenAiConnector):
     counts_streams = True
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
-        return await describe.describe(session, url, headers, engine=self.name)
+        description = await describe.describe(session, url, headers, engine=self.name)
+        scrape = await self.scrape(session, url, headers)
+        return msgspec.structs.replace(description, process_start_s=scrape.process_start_s if scrape else None)
 
     async def probe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> str | None:
         answer = await ask.get(session, join_url(url, "/health"), headers)
