@@ -34,8 +34,8 @@ def stored(hashes: list[int], tokens: list[int], *, parent: int | None = None, b
     }
 
 
-def payload(*events: object, dp_rank: int = 0) -> bytes:
-    return msgspec.msgpack.encode([1.5, list(events), dp_rank])
+def payload(*events: object, dp_rank: int = 0, published_s: float = 1.5) -> bytes:
+    return msgspec.msgpack.encode([published_s, list(events), dp_rank])
 
 
 class ScriptedWorker:

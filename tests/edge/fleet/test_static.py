@@ -244,6 +244,52 @@ async def test_repeated_batches_of_a_living_process_are_passed_on_as_they_are() 
         assert len(run.of(WorkerJoined)) == 1
 
 
+@pytest.mark.covers("RT-22")
+async def test_an_engine_started_again_behind_a_living_server_is_a_new_incarnation() -> None:
+    """The server still names its own start; the number is old and the time is new."""
+    async with ScriptedWorker() as worker, running(WorkerConfig(url=worker.url, name="a"), interval_s=60) as run:
+        await run.until(lambda: run.of(WorkerJoined))
+        await run.subscribed(worker)
+        for seq in (50, 51, 52):
+            await worker.publish(seq, payload(stored([seq], [1, 2, 3, 4]), published_s=100.0 + seq))
+        await run.until(lambda: any(batch.seq == 52 for batch in run.of(KvBatch)))
+        for again in (1, 2):
+            worker.buffer.clear()
+            for seq in (0, 1):
+                await worker.publish(seq, payload(stored([seq], [5, 6, 7, 8]), published_s=200.0 * again + seq))
+            new = WorkerId("a", f"{worker.start_s:.2f}+{again}")
+            await run.until(lambda: {b.seq for b in run.of(KvBatch) if b.worker == new} == {0, 1})  # noqa: B023
+        assert [joined.worker.incarnation for joined in run.of(WorkerJoined)] == [
+            f"{worker.start_s:.2f}",
+            f"{worker.start_s:.2f}+1",
+            f"{worker.start_s:.2f}+2",
+        ]
+
+
+async def test_repeated_and_late_batches_are_no_new_stream() -> None:
+    async with ScriptedWorker() as worker, running(WorkerConfig(url=worker.url, name="a"), interval_s=60) as run:
+        await run.until(lambda: run.of(WorkerJoined))
+        await run.subscribed(worker)
+        for seq in (50, 52, 51, 50, 53):
+            await worker.publish(seq, payload(stored([seq], [1, 2, 3, 4]), published_s=100.0 + seq))
+        await run.until(lambda: any(batch.seq == 53 for batch in run.of(KvBatch)))
+        assert len(run.of(WorkerJoined)) == 1
+
+
+async def test_a_new_process_takes_the_count_of_streams_back() -> None:
+    async with ScriptedWorker() as worker, running(WorkerConfig(url=worker.url, name="a")) as run:
+        await run.until(lambda: run.of(WorkerJoined))
+        await run.subscribed(worker)
+        await worker.publish(60, payload(stored([1], [1, 2, 3, 4]), published_s=100.0))
+        await run.until(lambda: any(batch.seq == 60 for batch in run.of(KvBatch)))
+        worker.buffer.clear()
+        await worker.publish(0, payload(stored([1], [1, 2, 3, 4]), published_s=200.0))
+        await run.until(lambda: len(run.of(WorkerJoined)) == 2)
+        worker.become_new_process()
+        await run.until(lambda: len(run.of(WorkerJoined)) == 3)
+        assert run.of(WorkerJoined)[2].worker.incarnation == f"{worker.start_s:.2f}"
+
+
 async def test_malformed_messages_are_counted_and_the_next_good_one_is_used() -> None:
     async with ScriptedWorker() as worker, running(WorkerConfig(url=worker.url, name="a")) as run:
         await run.until(lambda: run.of(WorkerJoined))

@@ -57,10 +57,11 @@ class Scrape(Struct, frozen=True):
 
 
 class DecodedBatch(Struct, frozen=True, eq=False):
-    """One event message: who published it and what it says."""
+    """One event message: who published it, when by its own clock, and what it says."""
 
     rank: int
     events: tuple[KvEvent, ...]
+    published_s: float
 
 
 class WorkerUnreachable(Exception):

@@ -5,6 +5,10 @@ again. So a batch is attributed to the incarnation that is known when it comes, 
 held (`pause`) until the worker has been asked who it is (`attach`, then `resume`). A sequence number that did not grow
 and a connection that was made anew are such doubts; others are noticed by whoever watches the worker.
 
+Not every new stream is a new process: an engine behind a living API server may be started again, and the server still
+names the old start time. The publisher's own clock tells that apart from a repeated batch: an old number with a newer
+time is from another stream, whatever the worker says (`began_again`).
+
 The other difficulty is loss without a trace: what is published while no connection stands leaves a gap only if
 something follows. So after every connection the worker is asked for what came after the last message known.
 
@@ -83,6 +87,9 @@ class EventFeed:
         self._subscribers: dict[EventSource, EventSubscriber] = {}
         self._connected: set[EventSource] = set()
         self.last_seq: dict[int, int] = {}
+        self._last_published_s: dict[int, float] = {}
+        self.began_again = False
+        """Some rank's stream surely began again since the worker was attached under its present name."""
         self.malformed_messages = 0
 
     @property
@@ -99,6 +106,8 @@ class EventFeed:
         """From here on batches are this incarnation's. `tells_lives`: asking again would show a restart."""
         if worker != self._worker:
             self.last_seq.clear()
+            self._last_published_s.clear()
+            self.began_again = False
         self._worker, self._connector, self._tells_lives = worker, connector, tells_lives
         self._subscribe(sources)
 
@@ -123,8 +132,13 @@ class EventFeed:
                 return
             message = self._held.popleft()
             batch = self._decoded(message.payload)
-            if batch is not None:
-                self._publish(message.seq, batch)
+            if batch is None:
+                continue
+            if self._is_of_another_stream(message.seq, batch):
+                self._held.appendleft(message)
+                self._doubt()
+                return
+            self._publish(message.seq, batch)
         asyncio.get_running_loop().call_soon(self._release)
 
     def close(self) -> None:
@@ -149,7 +163,7 @@ class EventFeed:
         for position, (seq, payload) in enumerate(answer.messages, start=1):
             batch = self._decoded(payload)
             if batch is not None:
-                self._saw(effect.rank, seq)
+                self._saw(effect.rank, seq, batch.published_s)
                 batches.append(KvBatch(effect.worker, effect.rank, seq, batch.events))
             if position % MESSAGES_PER_TURN == 0:
                 await asyncio.sleep(0)
@@ -170,8 +184,7 @@ class EventFeed:
 
     def _on_connected(self, source: EventSource) -> None:
         if source in self._connected:
-            self.pause()
-            self._on_doubt()
+            self._doubt()
         self._connected.add(source)
         self._spawn(self._catch_up(source))
 
@@ -217,12 +230,23 @@ class EventFeed:
         batch = self._decoded(payload)
         if batch is None:
             return
-        if self._shows_restart(seq, batch.rank):
+        if self._is_of_another_stream(seq, batch) or self._shows_restart(seq, batch.rank):
             self._hold(_Message(seq, payload))
-            self.pause()
-            self._on_doubt()
+            self._doubt()
             return
         self._publish(seq, batch)
+
+    def _doubt(self) -> None:
+        self.pause()
+        self._on_doubt()
+
+    def _is_of_another_stream(self, seq: int, batch: DecodedBatch) -> bool:
+        """Surely: its number is not new, but its time is."""
+        last_seq = self.last_seq.get(batch.rank)
+        if last_seq is None or seq > last_seq or batch.published_s <= self._last_published_s[batch.rank]:
+            return False
+        self.began_again = True
+        return True
 
     def _shows_restart(self, seq: int, rank: int) -> bool:
         """A sequence that begins again always does. A late or repeated batch might, and is asked about now and then,
@@ -241,12 +265,13 @@ class EventFeed:
 
     def _publish(self, seq: int, batch: DecodedBatch) -> None:
         assert self._worker is not None
-        self._saw(batch.rank, seq)
+        self._saw(batch.rank, seq, batch.published_s)
         self._around.observer.count_events(self._name, _kinds(batch.events))
         self._around.feed(KvBatch(self._worker, batch.rank, seq, batch.events))
 
-    def _saw(self, rank: int, seq: int) -> None:
+    def _saw(self, rank: int, seq: int, published_s: float) -> None:
         self.last_seq[rank] = max(seq, self.last_seq.get(rank, seq))
+        self._last_published_s[rank] = max(published_s, self._last_published_s.get(rank, published_s))
 
     def _decoded(self, payload: bytes) -> DecodedBatch | None:
         assert self._connector is not None

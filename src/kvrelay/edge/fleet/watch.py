@@ -56,6 +56,7 @@ class WorkerWatch:
         self._description: Description | None = None
         self._worker: WorkerId | None = None
         self._lives = 0
+        self._streams = 0  # that began within the life which the worker states
         self._doubtful = False  # a new process may have taken its place
         self._asking = asyncio.Lock()
         self._events = EventFeed(config.name, around, on_doubt=self._doubt_by_event, spawn=self._spawn)
@@ -166,10 +167,19 @@ class WorkerWatch:
     def _incarnation(self, description: Description) -> str:
         """A worker that cannot tell its lives apart is a new one after each doubt: too many lives cost hits only."""
         if description.incarnation is not None:
-            return description.incarnation
+            return self._with_stream(description.incarnation)
         if self._worker is None or self._doubtful:
             self._lives += 1
         return f"life-{self._lives}"
+
+    def _with_stream(self, stated: str) -> str:
+        """A process that goes on, with an engine that was started again: its cache is as new as another life's."""
+        before = self._description.incarnation if self._description is not None else None
+        if stated != before:
+            self._streams = 0
+        elif self._events.began_again:
+            self._streams += 1
+        return f"{stated}+{self._streams}" if self._streams else stated
 
     def _doubt(self) -> None:
         self._doubtful = True

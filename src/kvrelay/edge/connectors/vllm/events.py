@@ -119,7 +119,7 @@ class EventDecoder:
             return self.decode_general(payload)
         except msgspec.DecodeError as error:
             raise MalformedEvents(f"not msgpack: {error}") from error
-        return DecodedBatch(_rank(batch.dp_rank), _translated(batch.events))
+        return DecodedBatch(_rank(batch.dp_rank), _translated(batch.events), batch.ts)
 
     def decode_general(self, payload: bytes) -> DecodedBatch:
         """The same for every form that is known, slowly."""
@@ -127,7 +127,8 @@ class EventDecoder:
             parts = msgspec.msgpack.decode(payload)
             if not isinstance(parts, list) or len(parts) < 2 or not isinstance(parts[1], list):
                 raise MalformedEvents("a message is [ts, events, dp_rank]")
-            return DecodedBatch(_rank(parts[2] if len(parts) > 2 else 0), _translated(map(self._wire_event, parts[1])))
+            events = _translated(map(self._wire_event, parts[1]))
+            return DecodedBatch(_rank(parts[2] if len(parts) > 2 else 0), events, msgspec.convert(parts[0], float))
         except (msgspec.DecodeError, ValueError) as error:
             raise MalformedEvents(str(error)) from error
 
