@@ -269,6 +269,19 @@ def gateway_cut(open_requests: int) -> str:
     return f"warning: {open_requests} open requests were cut; their receipts say so"
 
 
+def config_reloaded(generation: int, needs_restart: Iterable[str]) -> str:
+    """SIGHUP was obeyed; what could not be is named."""
+    lines = [f"configuration {generation} is in force; open requests go on"]
+    waiting = ", ".join(f"`{key}`" for key in needs_restart)
+    if waiting:
+        lines.append(f"warning: changed in the file, but not while running: {waiting}\nhint: restart to change them")
+    return "\n".join(lines)
+
+
+def config_not_reloaded(problem: str, generation: int) -> str:
+    return f"{problem}\nwarning: nothing was changed, configuration {generation} stays in force"
+
+
 def unsafe_listener(detail: str) -> str:
     return (
         f"error: {detail}\n"

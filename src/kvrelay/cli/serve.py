@@ -15,10 +15,10 @@ from typing import Annotated
 import typer
 
 from kvrelay.cli import messages
-from kvrelay.cli.gateway_flags import effective_config
+from kvrelay.cli.gateway_flags import config_reader
 from kvrelay.edge.gateway.gateway import Gateway, UnsafeListener
 from kvrelay.edge.observe.logs import log_to
-from kvrelay.edge.system.config import Config
+from kvrelay.edge.system.config import Config, ConfigError
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -43,27 +43,31 @@ def serve(
     """Run the gateway in front of your workers. It may start without any and wait for them.
 
     SIGTERM and SIGINT drain: no new requests, open ones may end within gateway.drain.grace_s, then exit 0. A second
-    signal cuts them at once; their receipts say so.
+    signal cuts them at once; their receipts say so. SIGHUP reads the configuration again without dropping a connection.
     """
-    config = effective_config(file, workers=worker, policy=policy, host=host, port=port, admin_port=admin_port)
+    read = config_reader(file, workers=worker, policy=policy, host=host, port=port, admin_port=admin_port)
+    try:
+        config = read()
+    except ConfigError as error:
+        messages.fail(messages.config_problems(error.problems))
     log_to()
-    run(config, as_json=as_json)
+    run(config, read, as_json=as_json)
 
 
-def run(config: Config, *, as_json: bool) -> None:
+def run(config: Config, read: Callable[[], Config], *, as_json: bool) -> None:
     """Until a signal; ends the process with a message when the gateway cannot start."""
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(config, as_json))
+            runner.run(_serve(config, read, as_json))
     except UnsafeListener as problem:
         messages.fail(messages.unsafe_listener(str(problem)))
     except (OSError, ImportError, ValueError) as problem:
         messages.fail(messages.gateway_did_not_start(problem))
 
 
-async def _serve(config: Config, as_json: bool) -> None:
+async def _serve(config: Config, read: Callable[[], Config], as_json: bool) -> None:
     gateway = Gateway(config)
-    stopping = _on_signals()
+    stopping, reloading = _on_stop_signals(), _on_reload_signal()
     async with gateway:
         _calm_the_collector()
         messages.say(messages.gateway_ready(gateway.url, gateway.admin_url, config, seed=gateway.seed))
@@ -71,9 +75,33 @@ async def _serve(config: Config, as_json: bool) -> None:
             ready = {"url": gateway.url, "admin_url": gateway.admin_url, "pid": os.getpid()}
             sys.stdout.write(json.dumps(ready) + "\n")
             sys.stdout.flush()
+        reloads = asyncio.create_task(_reload_on_signal(gateway, read, reloading))
         await stopping.acquire()
-        messages.say(messages.gateway_draining(config.gateway.drain.grace_s))
+        reloads.cancel()
+        messages.say(messages.gateway_draining(gateway.config.gateway.drain.grace_s))
         await _drain_until_second_signal(gateway, stopping)
+
+
+async def _reload_on_signal(gateway: Gateway, read: Callable[[], Config], asked: asyncio.Event) -> None:
+    """One reload after the other; a signal that comes during one leads to one more."""
+    while True:
+        await asked.wait()
+        asked.clear()
+        try:
+            needs_restart = await gateway.reload(read())
+        except ConfigError as problem:
+            _say_refused(gateway, problem, messages.config_problems(problem.problems))
+        except UnsafeListener as problem:
+            _say_refused(gateway, problem, messages.unsafe_listener(str(problem)))
+        except (OSError, ValueError) as problem:
+            _say_refused(gateway, problem, messages.unusable_input("the configuration", problem))
+        else:
+            messages.say(messages.config_reloaded(gateway.config_state.generation, needs_restart))
+
+
+def _say_refused(gateway: Gateway, problem: Exception, message: str) -> None:
+    gateway.config_state.refused(str(problem))
+    messages.say(messages.config_not_reloaded(message, gateway.config_state.generation))
 
 
 async def _drain_until_second_signal(gateway: Gateway, stopping: asyncio.Semaphore) -> None:
@@ -100,13 +128,20 @@ def _calm_the_collector() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-def _on_signals() -> asyncio.Semaphore:
+def _on_stop_signals() -> asyncio.Semaphore:
     """Released once per SIGTERM or SIGINT."""
     stopping = asyncio.Semaphore(0)
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stopping.release)
     return stopping
+
+
+def _on_reload_signal() -> asyncio.Event:
+    """Set by SIGHUP."""
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+    return asked
 
 
 def _leave_signals_to_the_system() -> None:

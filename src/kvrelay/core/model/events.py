@@ -12,6 +12,7 @@ from kvrelay.core.model.census import Census
 from kvrelay.core.model.ids import WorkerId
 from kvrelay.core.model.prompt import Prompt, Tenant, TokenIds, Usage
 from kvrelay.core.model.units import Fault, Tier
+from kvrelay.core.routing.settings import RouterSettings
 
 # --- the fleet ---------------------------------------------------------------------------------------------------
 
@@ -282,6 +283,15 @@ class SessionClosed(Struct, frozen=True):
 # --- the operator and the clock ----------------------------------------------------------------------------------
 
 
+class SettingsChanged(Struct, frozen=True):
+    """What the operator decides was decided anew, as a whole. The key seed is that of before.
+
+    What did not change is left as it is, so that a policy that was switched while running stays.
+    """
+
+    settings: RouterSettings
+
+
 class DrainStarted(Struct, frozen=True):
     """The gateway is being shut down: who comes from now on is refused, who is here may end."""
 
@@ -323,5 +333,6 @@ Event = (
     | SessionClosed
     | PolicyChanged
     | RequestCut
+    | SettingsChanged
     | DrainStarted
 )

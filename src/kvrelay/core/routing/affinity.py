@@ -152,6 +152,13 @@ class Affinity:
             return None
         return next(iter(self._idle.values())).idle_since + self._ttl_s
 
+    def change(self, *, ttl_s: float | None) -> None:
+        """Idle sessions live this long from now on, those that are there as well."""
+        self._ttl_s = ttl_s
+        if ttl_s is None:
+            for session_id in tuple(self._sessions):
+                self.close(session_id)
+
     # --- questions ---------------------------------------------------------------------------------------------------
 
     def homes(self) -> dict[str, TargetId]:

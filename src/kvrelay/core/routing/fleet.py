@@ -84,6 +84,7 @@ class FleetView:
     def __init__(self) -> None:
         self.workers: dict[str, Worker] = {}
         self.targets: list[Target | None] = []
+        self.drained: dict[str, None] = {}  # an operator's wish, by name: it is older and lives longer than a process
         self.refusals = Refusals()
         self.block_size_of_slot: Ints = np.zeros(0, dtype=np.int64)
         self._kept: dict[str | None, Candidates] = {}

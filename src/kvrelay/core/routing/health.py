@@ -60,6 +60,11 @@ class Health:
         self._trial: str | None = None  # the one of them that has shown nothing yet
         self._sign_of_life_at = 0.0
 
+    def change(self, *, failures_to_down: int, successes_to_up: int) -> None:
+        """New thresholds, for what is counted from now on and for what was counted already."""
+        self._failures_to_down = failures_to_down
+        self._successes_to_up = successes_to_up
+
     def routable(self, now: float) -> bool:
         """May a new request be sent now? While suspended no; afterwards one trial at a time."""
         return self.standing(now) is Standing.ROUTABLE

@@ -23,6 +23,11 @@ class Retry:
         self._saved = _ALLOWANCE if budget_ratio else 0.0  # a ratio of 0 means none at all
         self._refilled_at = 0.0
 
+    def change(self, *, attempts: int, budget_ratio: float) -> None:
+        """New limits from now on; what was saved stays."""
+        self._attempts = attempts
+        self._budget_ratio = budget_ratio
+
     def first_attempt(self) -> None:
         self._saved = max(self._saved, min(_MOST_SAVED, self._saved + self._budget_ratio))
 

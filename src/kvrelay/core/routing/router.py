@@ -52,6 +52,7 @@ from kvrelay.core.model.events import (
     RequestFinished,
     ResidencyReset,
     SessionClosed,
+    SettingsChanged,
     SnapshotArrived,
     SnapshotUnavailable,
     WokeUp,
@@ -211,6 +212,7 @@ class Router:
             case WorkerJoined():
                 return self._joined(now, event)
             case WorkerLeft():
+                self._fleet.drained.pop(event.name, None)
                 return self._left(now, event.name)
             case WorkerDrained():
                 return self._set_draining(event.name, True)
@@ -225,6 +227,8 @@ class Router:
                 return self._switch_policy(event)
             case RequestCut():
                 return self._cut(now, event)
+            case SettingsChanged():
+                return self._change_settings(now, event.settings)
             case DrainStarted():
                 self._draining = event
                 return ()
@@ -570,7 +574,7 @@ class Router:
         for target in targets:
             self._ledger.add_slot(target.slot)
         worker = Worker(event.worker, event.spec, health, targets)
-        worker.draining = known is not None and known.draining  # an operator's wish outlives the process
+        worker.draining = event.worker.name in self._fleet.drained
         self._fleet.add(worker)
         begun: Effects = ()
         for target in targets:
@@ -622,6 +626,11 @@ class Router:
         return ()
 
     def _set_draining(self, name: str, draining: bool) -> Effects:
+        """Of a worker that has yet to answer as well: it is drained when it does."""
+        if draining:
+            self._fleet.drained[name] = None
+        else:
+            self._fleet.drained.pop(name, None)
         worker = self._fleet.workers.get(name)
         if worker is not None:
             worker.draining = draining
@@ -649,6 +658,21 @@ class Router:
         """Under hard affinity nothing spills."""
         spill = NEVER if self.settings.affinity_hard else self.settings.spill
         return make_policy(name, scorer, self.settings.weights, spill)
+
+    def _change_settings(self, now: float, settings: RouterSettings) -> Effects:
+        old, self.settings = self.settings, settings
+        assert settings.key_seed == old.key_seed, "the keys of the index cannot change under it"
+        self._affinity.change(ttl_s=settings.affinity_ttl_s)
+        self._retry.change(attempts=settings.retry_attempts, budget_ratio=settings.retry_budget_ratio)
+        self._waiting.change(depth=settings.queue_depth, wait_s=settings.queue_wait_s)
+        for worker in self._fleet.workers.values():
+            worker.health.change(failures_to_down=settings.health_failures, successes_to_up=settings.health_successes)
+        if (settings.policy, settings.scorer) != (old.policy, old.scorer):
+            return self._switch_policy(PolicyChanged(settings.policy, settings.scorer)) + self._wake(now)
+        factors = (settings.weights, settings.spill, settings.affinity_hard)
+        if factors != (old.weights, old.spill, old.affinity_hard):
+            self.policy = self._make_policy(self.policy.name, self._scorer)
+        return self._wake(now)
 
     def _woke_up(self, now: float) -> Effects:
         self._alarm.rang(now)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import zmq
+from msgspec import Struct
 
 from kvrelay.core.model.effects import RequestReplay
 from kvrelay.core.model.events import (
@@ -18,6 +19,7 @@ from kvrelay.core.model.events import (
     WorkerLeft,
     WorkerResumed,
 )
+from kvrelay.edge.fleet.change import FleetChange, fleet_change
 from kvrelay.edge.fleet.observer import FleetObserver, NoObserver
 from kvrelay.edge.fleet.surroundings import Surroundings
 from kvrelay.edge.fleet.view import Upstream, WorkerView
@@ -31,6 +33,14 @@ class UnknownWorker(LookupError):
 
 class WorkerExists(Exception):
     """The name or the URL is taken by another worker."""
+
+
+class PlannedChange(Struct, frozen=True):
+    """A change of the fleet that cannot fail any more. Holds the workers' keys: never log it."""
+
+    settings: Config
+    workers: FleetChange
+    headers: Mapping[str, Mapping[str, str]]
 
 
 class Fleet:
@@ -49,17 +59,15 @@ class Fleet:
         self._clock = clock
         self._observer = observer or NoObserver()
         self._watches: dict[str, WorkerWatch] = {}
+        self._drained: dict[str, None] = {}
+        self._old_sessions: list[aiohttp.ClientSession] = []
         self._around: Surroundings | None = None
 
     async def start(self) -> None:
         """Begins to watch the configured workers; they may come later than this."""
         health = self._settings.health
         self._around = Surroundings(
-            # a connection of its own for each question: a kept one would hide a restart behind it
-            session=aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, force_close=True),
-                timeout=aiohttp.ClientTimeout(total=health.timeout_s),
-            ),
+            session=_session(health.timeout_s),
             sockets=zmq.Context(),
             feed=self._feed,
             clock=self._clock,
@@ -74,9 +82,41 @@ class Fleet:
         await asyncio.gather(*(watch.stop() for watch in self._watches.values()))
         self._watches.clear()
         if self._around is not None:
-            await self._around.session.close()
+            for session in (*self._old_sessions, self._around.session):
+                await session.close()
+            self._old_sessions.clear()
             self._around.sockets.destroy(linger=0)
             self._around = None
+
+    def plan_change(self, settings: Config) -> PlannedChange:
+        """What `change` will do, with everything in it that can fail: raises WorkerClash, or OSError for a key file."""
+        running = {watch.config.name: watch.config for watch in self._watches.values()}
+        change = fleet_change(self._settings.workers, settings.workers, running)
+        headers = {worker.name: _headers(worker.api_key_file) for worker in (*change.added, *change.kept)}
+        return PlannedChange(settings, change, headers)
+
+    async def change(self, planned: PlannedChange) -> None:
+        """Requests that run on a removed or changed worker go on; drained workers stay drained."""
+        self._change_health(planned.settings)
+        self._settings = planned.settings
+        for name in planned.workers.removed:
+            drained = name in self._drained
+            await self.remove(name)
+            if drained and name in planned.headers:
+                self._drained[name] = None
+                self._feed(WorkerDrained(name))
+        for worker in planned.workers.kept:
+            self._watch(worker.name).change_headers(planned.headers[worker.name])
+        for worker in planned.workers.added:
+            self._add(worker, planned.headers[worker.name])
+
+    def _change_health(self, settings: Config) -> None:
+        assert self._around is not None, "start() comes first"
+        health = settings.health
+        self._around.interval_s = health.interval_s
+        if health.timeout_s != self._settings.health.timeout_s:
+            self._old_sessions.append(self._around.session)  # questions under way still need it
+            self._around.session = _session(health.timeout_s)
 
     async def add(self, worker: WorkerConfig) -> None:
         """Raises WorkerExists, or OSError when its key file cannot be read."""
@@ -84,8 +124,11 @@ class Fleet:
         for known in self._watches.values():
             if worker.name == known.config.name or worker.url == known.config.url:
                 raise WorkerExists(f"{known.config.name} at {known.config.url}")
-        watch = WorkerWatch(worker, _headers(worker.api_key_file), self._around)
-        self._watches[worker.name] = watch
+        self._add(worker, _headers(worker.api_key_file))
+
+    def _add(self, worker: WorkerConfig, headers: Mapping[str, str]) -> None:
+        assert self._around is not None
+        watch = self._watches[worker.name] = WorkerWatch(worker, headers, self._around)
         watch.start()
 
     async def remove(self, name: str) -> None:
@@ -93,16 +136,23 @@ class Fleet:
         watch = self._watch(name)
         watch.halt()
         self._feed(WorkerLeft(name))
+        self._drained.pop(name, None)
         del self._watches[name]
         self._observer.forget_worker(name)
         await watch.stop()
 
     def drain(self, name: str) -> None:
         """No new requests for the worker; the running ones go on."""
-        self._feed(WorkerDrained(self._watch(name).config.name))
+        self._drained[self._watch(name).config.name] = None
+        self._feed(WorkerDrained(name))
 
     def resume(self, name: str) -> None:
-        self._feed(WorkerResumed(self._watch(name).config.name))
+        self._drained.pop(self._watch(name).config.name, None)
+        self._feed(WorkerResumed(name))
+
+    def drained(self, name: str) -> bool:
+        """Whether an operator wants it drained, also if it has not answered yet."""
+        return name in self._drained
 
     def resync(self, name: str) -> None:
         """Forget what is known of its cache and ask for its history."""
@@ -151,6 +201,13 @@ class Fleet:
             return self._watches[name]
         except KeyError:
             raise UnknownWorker(name) from None
+
+
+def _session(timeout_s: float) -> aiohttp.ClientSession:
+    """With a connection of its own for each question: a kept one would hide a restart behind it."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout(total=timeout_s)
+    )
 
 
 def _headers(api_key_file: Path | None) -> Mapping[str, str]:

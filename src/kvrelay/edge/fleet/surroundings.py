@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import aiohttp
 import zmq
+from msgspec import Struct
 
 from kvrelay.core.model.events import Event
 from kvrelay.edge.fleet.observer import FleetObserver
 
 
-class Surroundings(NamedTuple):
+class Surroundings(Struct):
+    """`session` and `interval_s` may be replaced while the fleet runs: read them anew for every question."""
+
     session: aiohttp.ClientSession
     sockets: zmq.Context[zmq.Socket[bytes]]
     feed: Callable[[Event], None]

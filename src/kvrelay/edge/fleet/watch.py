@@ -73,6 +73,14 @@ class WorkerWatch:
         self._spawn(self._every_interval(self._probe))
         self._spawn(self._every_interval(self._scrape))
 
+    def change_headers(self, headers: Mapping[str, str]) -> None:
+        """Its key was changed; for requests and questions from now on."""
+        if headers == self._headers:
+            return
+        self._headers = headers
+        if self.upstream is not None:
+            self.upstream = Upstream(self.upstream.url, headers, self.upstream.connector)
+
     def halt(self) -> None:
         """Nothing is fed after this; what still runs is on its way out."""
         self._events.close()

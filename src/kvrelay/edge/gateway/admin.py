@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -46,7 +46,7 @@ class Admin:
 
     def __init__(self, gateway: Gateway, token: AdminToken) -> None:
         self._gateway = gateway
-        self._token = token
+        self.token = token
 
     def app(self, max_body_bytes: int) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=max_body_bytes)
@@ -76,7 +76,7 @@ class Admin:
         """Callers need the token if there is one. Browsers send `Origin`: no web page may reach a port on loopback."""
         if "Origin" in request.headers and request.headers["Origin"].partition("://")[2] != request.host:
             return _problem(403, "requests from other web pages are not answered")
-        if not self._token.admits(request.headers.get("Authorization")):
+        if not self.token.admits(request.headers.get("Authorization")):
             return _problem(401, "the admin port wants its token (Authorization: Bearer TOKEN)")
         try:
             return await handler(request)
@@ -98,16 +98,24 @@ class Admin:
 
     async def _status(self, request: web.Request) -> web.Response:
         router = msgspec.to_builtins(self._gateway.status())
-        return _json({**router, "gateway": self._gateway.describe(), "tokens": self._gateway.describe_tokens()})
+        described = {
+            "gateway": self._gateway.describe(),
+            "config": self._gateway.config_state,
+            "tokens": self._gateway.describe_tokens(),
+        }
+        return _json({**router, **described})
 
     async def _workers(self, request: web.Request) -> web.Response:
         known = self._known_workers()
         views = self._gateway.fleet.views()
-        return _json({"workers": [_worker(view, known.get(view.name)) for view in views]})
+        return _json({"workers": [self._worker_of(view, known) for view in views]})
 
     async def _worker(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        return _json(_worker(self._gateway.fleet.view(name), self._known_workers().get(name)))
+        return _json(self._worker_of(self._gateway.fleet.view(name), self._known_workers()))
+
+    def _worker_of(self, view: WorkerView, known: Mapping[str, WorkerStatus]) -> dict[str, Any]:
+        return _worker(view, known.get(view.name), draining=self._gateway.fleet.drained(view.name))
 
     def _known_workers(self) -> dict[str, WorkerStatus]:
         return {worker.name: worker for worker in self._gateway.status().workers}
@@ -127,7 +135,7 @@ class Admin:
             return _problem(400, f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}")
         except WorkerExists as problem:
             return _problem(409, f"that name or URL is taken: {problem}")
-        return _json(_worker(self._gateway.fleet.view(worker.name), None), status=201)
+        return _json(self._worker_of(self._gateway.fleet.view(worker.name), {}), status=201)
 
     async def _remove_worker(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -226,7 +234,7 @@ def _paths(app: web.Application) -> str:
     return ", ".join(dict.fromkeys(resource.canonical for resource in app.router.resources()))
 
 
-def _worker(view: WorkerView, status: WorkerStatus | None) -> dict[str, Any]:
+def _worker(view: WorkerView, status: WorkerStatus | None, *, draining: bool) -> dict[str, Any]:
     """What the fleet sees and what the router believes, side by side; without the worker's key."""
     return {
         "name": view.name,
@@ -236,7 +244,7 @@ def _worker(view: WorkerView, status: WorkerStatus | None) -> dict[str, Any]:
         "incarnation": view.worker.incarnation if view.worker is not None else None,
         "routable": status.routable if status is not None else False,
         "standing": status.standing if status is not None else None,
-        "draining": status.draining if status is not None else False,
+        "draining": draining,
         "last_probe": {"ok": view.last_probe_ok, "detail": view.last_probe_detail},
         "event_sources": [{"rank": source.rank, "endpoint": source.endpoint} for source in view.sources],
         "malformed_events": view.malformed_messages,

@@ -29,14 +29,18 @@ class DataPort:
         metrics: Metrics,
         session_header: str,
     ) -> None:
-        self._around = around
         self._fleet = fleet
-        self._tenants = tenants
         self._receipts = receipts
         self._metrics = metrics
-        self._session_header = session_header.lower().encode("latin-1")
+        self.change(around, tenants, session_header)
         self._id_prefix = f"kvr-{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
+
+    def change(self, around: Surroundings, tenants: Tenants, session_header: str) -> None:
+        """For requests that come from now on."""
+        self._around = around
+        self._tenants = tenants
+        self._session_header = session_header.lower().encode("latin-1")
 
     def handle(self, exchange: Exchange) -> None:
         path = exchange.path

@@ -16,18 +16,22 @@ DEFAULT_TENANT = "default"
 class Tenants:
     """Keys are held and looked up as keyed digests: how long a comparison takes says nothing about a key."""
 
-    def __init__(self, sections: Mapping[str, TenantSection]) -> None:
-        """Raises OSError when a key or salt file cannot be read."""
+    def __init__(self, sections: Mapping[str, TenantSection], *, secret: bytes) -> None:
+        """`secret` decides the keys of fingerprints: equal ones make equal prefixes of a tenant show as equal.
+
+        Raises OSError when a key or salt file cannot be read.
+        """
+        self._secret = secret
         self._pepper = secrets.token_bytes(32)
         self._by_digest: dict[bytes, Tenant] = {}
-        self._open = Tenant(DEFAULT_TENANT, fingerprint_key=secrets.token_bytes(32))
+        self._open = Tenant(DEFAULT_TENANT, fingerprint_key=self._fingerprint_key(DEFAULT_TENANT))
         for name, section in sections.items():
             self._add(name, section)
         self.keys_required = bool(self._by_digest)
 
     def _add(self, name: str, section: TenantSection) -> None:
         salt = None if section.salt_file is None else section.salt_file.read_text(encoding="utf-8").strip()
-        tenant = Tenant(name, fingerprint_key=secrets.token_bytes(32), salt=salt or None)
+        tenant = Tenant(name, fingerprint_key=self._fingerprint_key(name), salt=salt or None)
         if section.api_keys_file is None:
             if name == DEFAULT_TENANT:
                 self._open = tenant
@@ -46,6 +50,9 @@ class Tenants:
         if scheme.lower() != b"bearer":
             return None
         return self._by_digest.get(self._digest(key.strip()))
+
+    def _fingerprint_key(self, name: str) -> bytes:
+        return hashlib.blake2b(name.encode(), key=self._secret, person=b"kvr-fingerprint", digest_size=32).digest()
 
     def _digest(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, key=self._pepper, digest_size=32).digest()

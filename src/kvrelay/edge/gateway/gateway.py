@@ -21,8 +21,9 @@ from aiohttp import web
 
 from kvrelay import __version__
 from kvrelay.core.model.effects import RequestReplay
-from kvrelay.core.model.events import DrainStarted, Event, WorkerJoined
+from kvrelay.core.model.events import DrainStarted, Event, SettingsChanged, WorkerJoined
 from kvrelay.core.routing.router import Router
+from kvrelay.core.routing.settings import RouterSettings
 from kvrelay.core.routing.status import RouterStatus
 from kvrelay.edge.fleet.static import Fleet
 from kvrelay.edge.gateway.admin import Admin
@@ -38,6 +39,7 @@ from kvrelay.edge.observe.metrics import Metrics
 from kvrelay.edge.observe.receipt_log import ReceiptLog
 from kvrelay.edge.system.clock import monotonic_s
 from kvrelay.edge.system.config import Config, router_settings, run_digest
+from kvrelay.edge.system.config_change import first_state, takes_effect
 from kvrelay.edge.tokens.parity import Parity, describe_tokens
 from kvrelay.edge.tokens.service import TokenService
 from kvrelay.edge.tokens.worker import WorkerTokenizer
@@ -65,13 +67,18 @@ class Gateway:
         self.config = config
         self.seed = secrets.randbits(63) if seed is None else seed
         self._key_seed = secrets.token_bytes(32) if key_seed is None else key_seed
-        self._manifest_digest = manifest_digest or run_digest(config, version=__version__, seed=self.seed)
+        self._given_digest = manifest_digest
+        self._manifest_digest = self._digest(config)
+        self._fingerprint_secret = secrets.token_bytes(32)
+        self.config_state = first_state()
         self._random = random.Random(self.seed)
         self._routes: dict[str, Route] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_at = 0.0
         self._server: HttpServer | None = None
         self._admin: web.AppRunner | None = None
+        self._admin_api: Admin
+        self._tls: ssl.SSLContext | None = None
         self.host: RouterHost
         self.fleet: Fleet
         self.tokens: TokenService
@@ -95,7 +102,7 @@ class Gateway:
     async def start(self) -> None:
         """Raises UnsafeListener, OSError (a port or a file) or ValueError (a tokenizer) and leaves nothing open."""
         refuse_unsafe_listeners(self.config)
-        tenants = Tenants(self.config.tenants)
+        tenants = self._tenants(self.config)
         token = _admin_token(self.config.gateway.admin_token_file)
         self._started_at = monotonic_s()
         self._compose(tenants)
@@ -105,6 +112,32 @@ class Gateway:
         except BaseException:
             await self.stop()
             raise
+
+    async def reload(self, wanted: Config) -> tuple[str, ...]:
+        """Takes what of `wanted` can change while running, or nothing of it.
+
+        Open requests go on as they began. Returns the keys that differ and wait for the next start. Raises what `start`
+        raises, or WorkerClash (a ValueError); then everything is as before.
+        """
+        config, needs_restart = takes_effect(self.config, wanted)
+        refuse_unsafe_listeners(config)
+        tenants = self._tenants(config)
+        token = _admin_token(config.gateway.admin_token_file)
+        fleet = self.fleet.plan_change(config)
+        if self._tls is not None:
+            _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)  # a bad one must not touch ours
+            _load_certificate(self._tls, config)
+        # nothing from here on fails
+        self.config = config
+        self._manifest_digest = self._digest(config)
+        self._admin_api.token = token
+        assert self._server is not None
+        self._server.change_limits(_http_limits(config))
+        self._port.change(self._surroundings(tenants), tenants, config.affinity.header)
+        self.host.feed(SettingsChanged(self._router_settings()))
+        await self.fleet.change(fleet)
+        self.config_state.taken(needs_restart)
+        return needs_restart
 
     async def drain(self) -> int:
         """Not ready from now on; open requests may end within the configured grace, then they are cut.
@@ -182,11 +215,10 @@ class Gateway:
 
     def _compose(self, tenants: Tenants) -> None:
         config = self.config
-        settings = router_settings(config, key_seed=self._key_seed, manifest_digest=self._manifest_digest)
         self.metrics = Metrics()
         self.receipts = ReceiptLog(config.receipts.path, rotate_mb=config.receipts.rotate_mb, keep=config.receipts.keep)
         self.host = RouterHost(
-            Router(settings),
+            Router(self._router_settings()),
             clock=monotonic_s,
             metrics=self.metrics,
             receipts=self.receipts,
@@ -199,6 +231,15 @@ class Gateway:
         self._port = DataPort(
             self._surroundings(tenants), self.fleet, tenants, self.receipts, self.metrics, config.affinity.header
         )
+
+    def _router_settings(self) -> RouterSettings:
+        return router_settings(self.config, key_seed=self._key_seed, manifest_digest=self._manifest_digest)
+
+    def _digest(self, config: Config) -> str:
+        return self._given_digest or run_digest(config, version=__version__, seed=self.seed)
+
+    def _tenants(self, config: Config) -> Tenants:
+        return Tenants(config.tenants, secret=self._fingerprint_secret)
 
     def _surroundings(self, tenants: Tenants) -> Surroundings:
         timeouts = self.config.gateway.timeouts
@@ -254,11 +295,14 @@ class Gateway:
 
     async def _listen(self, token: AdminToken) -> None:
         gateway = self.config.gateway
-        limits = HttpLimits(header_bytes=gateway.limits.header_bytes, body_bytes=gateway.limits.body_bytes)
+        if gateway.tls_cert is not None:
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            _load_certificate(self._tls, self.config)
         self._server = await start_server(
-            self._port.handle, host=gateway.host, port=gateway.port, limits=limits, ssl=_tls(self.config)
+            self._port.handle, host=gateway.host, port=gateway.port, limits=_http_limits(self.config), ssl=self._tls
         )
-        app = Admin(self, token).app(gateway.limits.body_bytes)
+        self._admin_api = Admin(self, token)
+        app = self._admin_api.app(gateway.limits.body_bytes)
         self._admin = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await self._admin.setup()
         await web.TCPSite(self._admin, gateway.admin_host, gateway.admin_port).start()
@@ -285,19 +329,21 @@ def _admin_token(file: Path | None) -> AdminToken:
     return AdminToken(None if file is None else file.read_text(encoding="utf-8").strip())
 
 
-def _tls(config: Config) -> ssl.SSLContext | None:
-    if config.gateway.tls_cert is None:
-        return None
-    assert config.gateway.tls_key is not None, "the configuration has both or neither"
+def _http_limits(config: Config) -> HttpLimits:
+    limits = config.gateway.limits
+    return HttpLimits(header_bytes=limits.header_bytes, body_bytes=limits.body_bytes)
+
+
+def _load_certificate(context: ssl.SSLContext, config: Config) -> None:
+    """Into a context that may be in use: connections that are made from now on get it."""
+    assert config.gateway.tls_cert is not None and config.gateway.tls_key is not None, "the configuration has both"
     files = config.gateway.tls_cert, config.gateway.tls_key
     for file in files:
         file.open("rb").close()  # ssl would not say which of the two it cannot read
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(*files)
     except ssl.SSLError as problem:
         raise ValueError(f"{files[0]} and {files[1]} are no certificate and its key (PEM): {problem}") from problem
-    return context
 
 
 def _authority(host: str) -> str:

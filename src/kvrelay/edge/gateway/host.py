@@ -167,10 +167,8 @@ class RouterHost:
     # --- deadlines ---------------------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """All requests have the same total time, so the oldest is always the first to run out."""
+        """Not only the oldest: the total time may have been changed since they came."""
         now_s = self.clock()
-        for request in tuple(self.requests.values()):
-            if request.deadline_s > now_s:
-                break
+        for request in [each for each in self.requests.values() if each.deadline_s <= now_s]:
             request.expire()
         self._sweeper = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)

@@ -66,6 +66,12 @@ class HttpServer:
         assert self._listener is not None and self._listener.sockets
         return int(self._listener.sockets[0].getsockname()[1])
 
+    def change_limits(self, limits: HttpLimits) -> None:
+        """For all connections, from their next request on."""
+        self.limits = limits
+        for connection in self.connections:
+            connection.limits = limits
+
     @property
     def open_exchanges(self) -> int:
         """Requests whose answer is not complete, waiting ones included."""
@@ -140,7 +146,7 @@ class ServerConnection(asyncio.Protocol):
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
-        self._limits = server.limits
+        self.limits = server.limits
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
@@ -173,7 +179,7 @@ class ServerConnection(asyncio.Protocol):
     # --- transport callbacks -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = prepared(transport, write_buffer_bytes=self._limits.write_buffer_bytes)
+        self._transport = prepared(transport, write_buffer_bytes=self.limits.write_buffer_bytes)
         self._server.connections[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -255,8 +261,8 @@ class ServerConnection(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         self._continue_due = False
         self._body_bytes += len(data)
-        if self._body_bytes > self._limits.body_bytes:
-            self._refuse(413, f"the body has more than {self._limits.body_bytes} bytes")
+        if self._body_bytes > self.limits.body_bytes:
+            self._refuse(413, f"the body has more than {self.limits.body_bytes} bytes")
         elif not self._last_request_read:
             self._body.append(data)
 
@@ -335,7 +341,7 @@ class ServerConnection(asyncio.Protocol):
             self._transport.abort()
 
     def check_deadlines(self, now_s: float) -> None:
-        limits = self._limits
+        limits = self.limits
         if self._lingering_since is not None:
             if now_s - self._lingering_since > limits.linger_s:
                 self.cut()
@@ -354,16 +360,16 @@ class ServerConnection(asyncio.Protocol):
         """What the parser lets through and we do not. On every request's path: set and list operations, no loop."""
         names = self._names
         version = self._parser.get_http_version()
-        if self._read_bytes > self._limits.header_bytes and self._head_bytes() > self._limits.header_bytes:
-            return 431, f"the request header has more than {self._limits.header_bytes} bytes"
+        if self._read_bytes > self.limits.header_bytes and self._head_bytes() > self.limits.header_bytes:
+            return 431, f"the request header has more than {self.limits.header_bytes} bytes"
         if version not in ("1.0", "1.1"):
             return 505, "the versions understood are HTTP/1.0 and HTTP/1.1"
         if names.count(b"host") != 1 and (version == "1.1" or b"host" in names):
             return 400, "a request needs exactly one Host header"
-        if b"content-length" in names and self._declared_bytes() > self._limits.body_bytes:
+        if b"content-length" in names and self._declared_bytes() > self.limits.body_bytes:
             return (
                 413,
-                f"the body is declared as {self._declared_bytes()} bytes; the limit is {self._limits.body_bytes}",
+                f"the body is declared as {self._declared_bytes()} bytes; the limit is {self.limits.body_bytes}",
             )
         if b"transfer-encoding" in names and (version != "1.1" or self._value(b"transfer-encoding") != b"chunked"):
             return 501, "the only transfer coding understood is `chunked`, in HTTP/1.1"
@@ -387,9 +393,9 @@ class ServerConnection(asyncio.Protocol):
     def _check_raw_bytes(self, read_bytes: int) -> None:
         """Bounds what the parser itself may gather: a header without end, or chunk framing and trailers without end."""
         self._raw_bytes += read_bytes
-        if self._in_head and self._raw_bytes > self._limits.header_bytes:
-            self._refuse(431, f"the request header has more than {self._limits.header_bytes} bytes")
-        elif self._raw_bytes > self._limits.header_bytes + 2 * self._limits.body_bytes:
+        if self._in_head and self._raw_bytes > self.limits.header_bytes:
+            self._refuse(431, f"the request header has more than {self.limits.header_bytes} bytes")
+        elif self._raw_bytes > self.limits.header_bytes + 2 * self.limits.body_bytes:
             self._refuse(413, "chunk framing and trailers are larger than the body they carry")
 
     def _upgrade_hides_body(self) -> bool:
@@ -437,7 +443,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _queue(self, exchange: Exchange) -> None:
         self._waiting.append(exchange)
-        if len(self._waiting) >= self._limits.pipelined_requests and self._transport is not None:
+        if len(self._waiting) >= self.limits.pipelined_requests and self._transport is not None:
             self._transport.pause_reading()
             self._reading_paused = True
 
@@ -449,11 +455,7 @@ class ServerConnection(asyncio.Protocol):
         while self._active is None and self._waiting:
             self._begin(self._waiting.popleft())
         self._advancing = False
-        if (
-            self._reading_paused
-            and len(self._waiting) < self._limits.pipelined_requests
-            and self._transport is not None
-        ):
+        if self._reading_paused and len(self._waiting) < self.limits.pipelined_requests and self._transport is not None:
             self._reading_paused = False
             self._transport.resume_reading()
         if self._active is not None:
