@@ -421,6 +421,120 @@ def stored_event(rig, n, blocks=1):
     return BlocksStored(rig.hashes(tokens), None, tokens, SIZE)
 
 
+def drifting_rig(**settings):
+    """A worker `a` that holds a prompt of eight blocks, and whose prompt 2 was stored in a batch that got lost."""
+    rig = Rig(**settings)
+    rig.join("a")
+    rig.hold("a", text(1, blocks=8))
+    return rig, rig.live_id("a"), BlocksStored(rig.hashes(text(2, blocks=8)), None, text(2, blocks=8), SIZE)
+
+
+def serve_for_a_while(rig, tokens, *, cached, requests=4):
+    receipts = []
+    for _ in range(requests):
+        receipts.append(rig.serve(tokens, cached=cached))
+        rig.now += 1.0
+    return receipts
+
+
+def drift_reports(rig):
+    return [effect.detail for effect in rig.effects if isinstance(effect, Report) and effect.kind == "tail_drift"]
+
+
+@pytest.mark.covers("DR-07")
+def test_the_loss_of_the_last_event_is_found_by_what_is_hit_and_repaired_by_a_replay_of_the_tail():
+    rig, a, lost = drifting_rig()
+    started = rig.now
+    serve_for_a_while(rig, text(2, blocks=8), cached=8 * SIZE)
+    assert drift_reports(rig) == ["rank 0: under_claim of 384 tokens in 3 requests; tail asked for"]
+    assert rig.effects.count(RequestReplay(a, 0, 1)) == 1 and rig.now - started < 10
+    assert target_of(rig).index_state is IndexState.INCOMPLETE
+    assert rig.serve(text(1, blocks=8), cached=8 * SIZE).index_state is IndexState.INCOMPLETE, "and receipts say so"
+    rig.step(ReplayArrived(a, 0, (KvBatch(a, 0, 1, (lost,)),)))
+    receipt = rig.serve(text(2, blocks=8), cached=8 * SIZE)
+    assert receipt.matched_tokens_at_route == 8 * SIZE
+    assert target_of(rig).index_blocks["gpu"] == 16, "nothing that was known had to be forgotten"
+    serve_for_a_while(rig, text(2, blocks=8), cached=8 * SIZE, requests=33)
+    assert target_of(rig).index_state is IndexState.LIVE, "trusted again after a calm window"
+    drift = target_of(rig).drift
+    assert (drift.over_claim, drift.under_claim, drift.resyncs) == (0, 3, 1)
+    counts = rig.router.status(rig.now).workers[0].events
+    assert counts["gaps"] == 0, "no gap was seen, and none is claimed"
+
+
+@pytest.mark.covers("DR-07", "RC-12")
+@pytest.mark.parametrize("answer", ["nothing new", "no replay", "silence"])
+def test_claims_that_go_on_failing_drop_the_residency_and_rebuild_it(answer):
+    rig, a, _ = drifting_rig()
+
+    def answer_the_tail():
+        if answer == "nothing new":
+            rig.step(ReplayArrived(a, 0, ()))
+        elif answer == "no replay":
+            rig.step(ReplayUnavailable(a, 0))
+        else:
+            rig.now += 5.1
+            rig.step(WokeUp())
+
+    serve_for_a_while(rig, text(1, blocks=8), cached=0)
+    answer_the_tail()
+    assert target_of(rig).index_blocks["gpu"] == 8, "kept so far"
+    serve_for_a_while(rig, text(1, blocks=8), cached=0, requests=10)
+    first, second = drift_reports(rig)
+    assert first == "rank 0: over_claim of 384 tokens in 3 requests; tail asked for"
+    assert second.startswith("rank 0: over_claim") and second.endswith("residency dropped and history asked for")
+    assert rig.effects.count(RequestReplay(a, 0, 0)) == 2, "when it joined, and now"
+    assert target_of(rig).index_blocks["gpu"] == 0 and target_of(rig).index_state is IndexState.INCOMPLETE
+    rig.step(ReplayArrived(a, 0, (KvBatch(a, 0, 0, (stored_event(rig, 5),)),)))
+    assert target_of(rig).index_state is IndexState.LIVE
+    assert rig.serve(text(5), cached=SIZE).matched_tokens_at_route == SIZE
+
+
+@pytest.mark.covers("DR-07")
+def test_an_index_that_is_known_to_be_incomplete_may_claim_too_little():
+    rig, a, _ = drifting_rig()
+    rig.step(KvBatch(a, 0, 5, ()))
+    rig.step(ReplayUnavailable(a, 0))
+    assert target_of(rig).index_state is IndexState.INCOMPLETE
+    serve_for_a_while(rig, text(2, blocks=8), cached=8 * SIZE, requests=10)
+    assert drift_reports(rig) == []
+
+
+def test_evictions_under_load_are_no_drift():
+    rig, _, _ = drifting_rig()
+    for _ in range(10):
+        rig.hold("a", text(3, blocks=8))
+        rig.arrive(text(3, blocks=8))
+        rig.evict("a", text(3, blocks=8))
+        rig.accept()
+        rig.finish(cached=0)
+        rig.now += 1.0
+    assert drift_reports(rig) == [] and target_of(rig).drift.compared == 9
+
+
+@pytest.mark.covers("RT-22", "DR-03")
+def test_a_new_incarnation_starts_without_the_old_ones_drift():
+    rig, _, _ = drifting_rig()
+    serve_for_a_while(rig, text(1, blocks=8), cached=0, requests=3)
+    rig.join("a", incarnation="2")
+    assert target_of(rig).drift.compared == 0
+    serve_for_a_while(rig, text(9), cached=0, requests=5)
+    assert drift_reports(rig) == []
+
+
+def test_guesses_that_nobody_uses_decay_with_time():
+    rig = Rig(approximate_ttl_s=60.0)
+    rig.join("a", sends_events=False)
+    rig.serve(text(1, blocks=3), cached=0)
+    assert rig.serve(text(1, blocks=3), cached=3 * SIZE).matched_tokens_at_route == 3 * SIZE
+    used_at = rig.now
+    while target_of(rig).index_blocks["gpu"]:  # time goes on from one wake-up that was asked for to the next
+        rig.now = min(effect.at for effect in rig.effects if isinstance(effect, WakeAt) and effect.at > rig.now)
+        rig.step(WokeUp())
+    assert 60.0 <= rig.now - used_at < 70.0
+    assert rig.serve(text(1, blocks=3), cached=0).matched_tokens_at_route == 0
+
+
 @pytest.mark.covers("S10")
 def test_a_batch_delivered_twice_counts_once():
     rig = Rig()

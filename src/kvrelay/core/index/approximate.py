@@ -7,6 +7,10 @@ shows.
 A block was last used when the latest of the prompts that run through it was served. So the order of use is kept per
 prompt, under its last block, and not per block: serving a prompt costs what is new in it, and serving a known one
 again costs one move, however long it is.
+
+What was not used for `ttl_s` is forgotten as well: the engine has other work that we may not see, and a guess gets
+worse with age. And every answer corrects it: an engine that hit less than was believed has lost the rest, and one that
+hit more is believed from then on.
 """
 
 from __future__ import annotations
@@ -23,30 +27,32 @@ class Approximate:
     A held block without a child is the end of a remembered prompt: nothing is held that `_forget_oldest` cannot reach.
     """
 
-    def __init__(self, residency: Residency, slot: int, *, max_blocks: int) -> None:
+    def __init__(self, residency: Residency, slot: int, *, max_blocks: int, ttl_s: float) -> None:
         self._residency = residency
         self._slot = slot
         self._max_blocks = max_blocks
         self._blocks = 0
-        self._ends: OrderedDict[int, None] = OrderedDict()  # last block of each prompt, least recently used first
+        self._ttl_s = ttl_s
+        self._ends: OrderedDict[int, float] = OrderedDict()  # last block of each prompt -> last use, the oldest first
 
     def __len__(self) -> int:
         return self._blocks
 
-    def served(self, keys: BlockKeys) -> None:
+    def served(self, now: float, keys: BlockKeys) -> None:
         """A prompt with these blocks went through the holder's prefill."""
         keys = keys[: self._max_blocks]
         if not len(keys):
             return
         end = keys.item(-1)
         if end in self._ends:
+            self._ends[end] = now
             self._ends.move_to_end(end)
             return
         known = self._residency.hold(self._slot, keys)
         self._blocks += len(keys) - known
         if known and known < len(keys):
             self._ends.pop(keys.item(known - 1), None)  # it goes on now
-        self._ends[end] = None
+        self._ends[end] = now
         while self._blocks > self._max_blocks:
             self._forget_oldest(self._blocks - self._max_blocks)
 
@@ -56,12 +62,24 @@ class Approximate:
         if believed > actual_blocks:
             self._retreat(keys.item(believed - 1), believed - actual_blocks)
 
+    def next_expiry(self) -> float | None:
+        """When the prompt that was used longest ago is to be forgotten."""
+        oldest = next(iter(self._ends.values()), None)
+        return None if oldest is None else oldest + self._ttl_s
+
+    def expire(self, now: float, budget_blocks: int) -> int:
+        """Forget what is too old, at most so many blocks at once; answers how many."""
+        before = self._blocks
+        while (due := self.next_expiry()) is not None and due <= now and before - self._blocks < budget_blocks:
+            self._forget_oldest(budget_blocks - (before - self._blocks))
+        return before - self._blocks
+
     def _forget_oldest(self, blocks: int) -> None:
-        end, _ = self._ends.popitem(last=False)
-        self._retreat(end, blocks)
+        self._retreat(next(iter(self._ends)), blocks)
 
     def _retreat(self, end: int, blocks: int) -> None:
         """Give up to that many blocks back, from `end` towards the head, until another prompt needs the next one."""
+        oldest = next(iter(self._ends.values()), 0.0)
         self._ends.pop(end, None)
         at: int | None = end
         while at is not None and blocks and at not in self._ends and not self._residency.goes_on(self._slot, at):
@@ -69,5 +87,5 @@ class Approximate:
             self._blocks -= 1
             blocks -= 1
         if at is not None and at not in self._ends and not self._residency.goes_on(self._slot, at):
-            self._ends[at] = None
+            self._ends[at] = oldest  # the next to go, so that the order is one of time as well
             self._ends.move_to_end(at, last=False)

@@ -497,6 +497,11 @@ class Residency:
         digest += sum(mixed(name) * orphan.copies for name, orphan in holder.orphans.items())
         return Census(len(held) + sum(name not in held for name in holder.orphans), digest & MASK)
 
+    def keys_of(self, slot: int, hashes: Iterable[int]) -> list[int]:
+        """Block keys of those hashes that the holder has in the fastest tier."""
+        known = self._holders[slot].tables[0].keys
+        return [known[block_hash] for block_hash in hashes if block_hash in known]
+
     def orphans(self, slot: int) -> int:
         return len(self._holders[slot].orphans)
 

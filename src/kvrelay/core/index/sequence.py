@@ -7,7 +7,7 @@ the gap, the index equals the truth again. When neither can, what we believed is
 is emptied and marked incomplete until a full clear, a complete replay or a snapshot makes it whole again.
 
 The loss of the last message cannot be seen in the numbers (no higher one comes). An agent's heartbeat shows it, for it
-names the newest number; without one, claims against actual hits do.
+names the newest number; without one, claims against actual hits do (`drift.py`), and then `doubt` asks for the tail.
 
 A stream begins with the whole past, since a router may start after its workers: the agent is asked first then, because
 its answer is as long as what the worker holds, while a replay is as long as what the worker did.
@@ -76,12 +76,18 @@ class Sequence:
         self._pending: dict[int, KvBatch] = {}
         self._must_reach = 0  # batches below this number exist, whether they came or not
         self._whole = False
+        self._doubted = False  # outcomes contradict what was believed
         self.phase = Phase.STREAMING
         self.next_seq = 0
 
     @property
     def state(self) -> IndexState:
-        return IndexState.LIVE if self._whole else IndexState.INCOMPLETE
+        return IndexState.LIVE if self._whole and not self._doubted else IndexState.INCOMPLETE
+
+    @property
+    def whole(self) -> bool:
+        """Nothing is missing as far as the numbers tell."""
+        return self._whole
 
     @property
     def waiting(self) -> bool:
@@ -90,7 +96,7 @@ class Sequence:
 
     def begin(self) -> tuple[Verdict, ...]:
         """A new incarnation, or an operator's resync: rebuild from the first message on."""
-        self._whole = False
+        self._whole = self._doubted = False
         self.next_seq = self._must_reach = 0
         return self._ask([Phase.SNAPSHOTTING, Phase.REPLAYING] if self._has_agent else [Phase.REPLAYING])
 
@@ -116,6 +122,15 @@ class Sequence:
         """What we believe is known to be wrong or incomplete, with no number missing: only a snapshot mends that."""
         return () if self.waiting else self._ask([Phase.SNAPSHOTTING])
 
+    def doubt(self) -> tuple[Verdict, ...]:
+        """Outcomes contradict what was believed: the last messages may be lost, so ask for what follows."""
+        self._doubted = True
+        return () if self.waiting else self._ask([Phase.REPLAYING])
+
+    def trust(self) -> None:
+        """Outcomes agree with what is believed."""
+        self._doubted = False
+
     def replayed(self, batches: tuple[KvBatch, ...]) -> tuple[Verdict, ...]:
         """The replay ended; `batches` is what the worker still had."""
         if self.phase is not Phase.REPLAYING:
@@ -132,6 +147,7 @@ class Sequence:
         if self.phase is not Phase.SNAPSHOTTING or last_seq + 1 < self.next_seq:
             return self.unavailable(Phase.SNAPSHOTTING)
         self._whole = whole
+        self._doubted = False
         self.next_seq = last_seq + 1
         for seq in [seq for seq in self._pending if seq < self.next_seq]:
             del self._pending[seq]
@@ -189,5 +205,6 @@ class Sequence:
         starts_empty = any(isinstance(event, BlocksCleared) and event.tier is None for event in batch.events)
         if batch.seq == 0 or starts_empty:
             self._whole = True
+            self._doubted = False
         self.next_seq = batch.seq + 1
         return Apply(batch)

@@ -93,6 +93,7 @@ ReportKind = Literal[
     "snapshot_restored",
     "event_duplicate",
     "event_late",
+    "tail_drift",
     "events_skipped",
     "orphans_dropped",
     "block_size_mismatch",

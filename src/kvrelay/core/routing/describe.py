@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from kvrelay.core.index.drift import Drift, DriftKind
 from kvrelay.core.load.ledger import Ledger
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.routing.assemble import all_candidates
 from kvrelay.core.routing.fleet import FleetView, Target, Worker
 from kvrelay.core.routing.keeper import EventCounts, Keeper
 from kvrelay.core.routing.live import Decision
-from kvrelay.core.routing.status import MatchAnswer, MatchCandidate, RouterStatus, TargetStatus, WorkerStatus
+from kvrelay.core.routing.status import (
+    DriftStatus,
+    MatchAnswer,
+    MatchCandidate,
+    RouterStatus,
+    TargetStatus,
+    WorkerStatus,
+)
 
 
 def describe(
@@ -81,6 +89,16 @@ def _target(target: Target, keeper: Keeper, ledger: Ledger) -> TargetStatus:
         prefill_tokens_per_s=ledger.rates.of(slot),
         prefill_rate_samples=ledger.rates.samples(slot),
         next_event_seq=target.sequence.next_seq if target.sequence is not None else None,
+        drift=None if target.drift is None else _drift(target.drift),
+    )
+
+
+def _drift(drift: Drift) -> DriftStatus:
+    return DriftStatus(
+        compared=drift.compared,
+        over_claim=drift.drifted[DriftKind.OVER_CLAIM],
+        under_claim=drift.drifted[DriftKind.UNDER_CLAIM],
+        resyncs=drift.remedies,
     )
 
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from kvrelay.core.index.agent_word import AgentWord
 from kvrelay.core.index.approximate import Approximate
+from kvrelay.core.index.drift import Drift
 from kvrelay.core.index.sequence import Sequence
 from kvrelay.core.load.ledger import ACTIVE, Ledger
 from kvrelay.core.model.arrays import Floats, Ints
@@ -27,13 +28,24 @@ from kvrelay.core.routing.refusals import Refusals
 class Target:
     """One rank of a live worker."""
 
-    __slots__ = ("agent", "approximate", "block_size_tokens", "catching_up", "id", "index_broken", "sequence", "slot")
+    __slots__ = (
+        "agent",
+        "approximate",
+        "block_size_tokens",
+        "catching_up",
+        "drift",
+        "id",
+        "index_broken",
+        "sequence",
+        "slot",
+    )
 
     def __init__(self, target_id: TargetId, slot: int, block_size_tokens: int) -> None:
         self.id = target_id
         self.slot = slot
         self.block_size_tokens = block_size_tokens  # 0: unknown
         self.sequence: Sequence | None = None  # workers with events
+        self.drift: Drift | None = None  # the same ones
         self.approximate: Approximate | None = None  # workers without
         self.agent: AgentWord | None = None  # what the agent beside the worker says
         self.index_broken: str | None = None  # why nothing of this worker can match

@@ -11,6 +11,7 @@ from collections import deque
 from kvrelay.core.contract.keys import Keyer
 from kvrelay.core.index.agent_word import AgentWord
 from kvrelay.core.index.approximate import Approximate
+from kvrelay.core.index.drift import CheckTail, Drift, Outcome, Rebuild
 from kvrelay.core.index.in_flight import InFlight
 from kvrelay.core.index.residency import Applied, Residency
 from kvrelay.core.index.sequence import (
@@ -39,7 +40,8 @@ from kvrelay.core.model.events import (
     WorkerSpec,
 )
 from kvrelay.core.model.ids import TargetId, WorkerId
-from kvrelay.core.model.units import IndexState
+from kvrelay.core.model.prompt import BlockKeys
+from kvrelay.core.model.units import IndexState, Tier
 from kvrelay.core.routing.fleet import FleetView, Target
 from kvrelay.core.routing.settings import RouterSettings
 
@@ -48,6 +50,7 @@ Change = Apply | Empty | Restart
 """Verdicts that change what a target is believed to have."""
 
 SWEEP_BLOCKS = 500
+_EXPIRY_SLACK = 0.1  # of the time that a guess is kept
 APPLY_BLOCKS = 1_000  # at most in one step: a replay of a whole history must not hold up anybody's tokens
 
 
@@ -72,6 +75,7 @@ class Keeper:
         self.in_flight = InFlight()
         self.counts: dict[str, EventCounts] = {}
         self._asked_at: dict[TargetId, float] = {}  # replays and snapshots under way
+        self.guesses_due: float | None = None  # when some of what was guessed is to be forgotten
         self._backlog: dict[TargetId, deque[Change]] = {}  # in order, beyond what one step may apply
 
     # --- targets -------------------------------------------------------------------------------------------------
@@ -83,6 +87,7 @@ class Keeper:
         if spec.sends_events:
             pending = self._settings.max_pending_batches
             target.sequence = Sequence(max_pending_batches=pending, has_agent=spec.has_agent)
+            target.drift = Drift(self._settings.drift, lambda keys: self._depth_now(target, keys))
             target.agent = self._new_agent_word() if spec.has_agent else None
         elif block_size:
             target.approximate = self._new_approximate(target)
@@ -108,7 +113,7 @@ class Keeper:
         """Forget what the target is believed to have; with `replay`, ask for its history."""
         self._backlog.pop(target.id, None)
         target.catching_up = False
-        self._empty(target)
+        self._empty(now, target)
         return self.begin(now, target) if replay else ()
 
     def forget_worker(self, name: str) -> None:
@@ -128,6 +133,7 @@ class Keeper:
         target = self._fleet.target(event.worker, event.rank)
         if target is None or target.sequence is None:
             return self._late(event.worker)
+        before = target.sequence.next_seq
         match event:
             case ReplayArrived():
                 verdicts = target.sequence.replayed(event.batches)
@@ -137,6 +143,7 @@ class Keeper:
                 verdicts = target.sequence.unavailable(Phase.REPLAYING)
             case SnapshotUnavailable():
                 verdicts = target.sequence.unavailable(Phase.SNAPSHOTTING)
+        _say_tail_checked(target, before)
         return self._follow(now, target, verdicts)
 
     def heartbeat(self, now: float, event: AgentHeartbeat) -> tuple[Effect, ...]:
@@ -166,7 +173,9 @@ class Keeper:
         for target_id in overdue:
             target = self._fleet.target(target_id.worker, target_id.rank)
             assert target is not None and target.sequence is not None, f"{target_id} left a question behind"
-            effects += self._follow(now, target, target.sequence.unavailable(target.sequence.phase))
+            verdicts = target.sequence.unavailable(target.sequence.phase)
+            _say_tail_checked(target, target.sequence.next_seq)
+            effects += self._follow(now, target, verdicts)
         return effects
 
     def next_deadline(self) -> float | None:
@@ -179,7 +188,7 @@ class Keeper:
         """Is there anything for `catch_up` to do?"""
         return bool(self._backlog)
 
-    def catch_up(self) -> tuple[Effect, ...]:
+    def catch_up(self, now: float) -> tuple[Effect, ...]:
         """Apply one step's worth of what could not be applied at once."""
         if not self._backlog:
             return ()
@@ -191,14 +200,73 @@ class Keeper:
         while waiting and budget_blocks > 0:
             verdict = waiting.popleft()
             budget_blocks -= _blocks_in(verdict)
-            effects += self._count_in(target, verdict)
+            effects += self._count_in(now, target, verdict)
         del self._backlog[target_id]
         target.catching_up = bool(waiting)
         if waiting:
             self._backlog[target_id] = waiting  # at the end: everybody gets a turn
         return tuple(effects)
 
-    def _follow(self, now: float, target: Target, verdicts: tuple[Verdict, ...]) -> tuple[Effect, ...]:
+    # --- outcomes ------------------------------------------------------------------------------------------------
+
+    def compare(self, now: float, target: Target, outcome: Outcome) -> tuple[Effect, ...]:
+        """Hold what was claimed for a request against what the engine hit; answers the remedy when they drift apart."""
+        sequence, drift = target.sequence, target.drift
+        if sequence is None or drift is None or sequence.waiting or target.catching_up:
+            return ()  # what is known to be unfinished says nothing
+        if not sequence.whole and outcome.actual_blocks > outcome.expected_blocks:
+            return ()  # incomplete, and said so: hits are missed
+        remedy = drift.finished(now, outcome, target.block_size_tokens)
+        if remedy is not None:
+            return self._remedy(now, target, remedy)
+        if drift.calm:
+            sequence.trust()
+        return ()
+
+    def _remedy(self, now: float, target: Target, remedy: CheckTail | Rebuild) -> tuple[Effect, ...]:
+        assert target.sequence is not None
+        what = "tail asked for" if isinstance(remedy, CheckTail) else "residency dropped and history asked for"
+        seen = f"rank {target.id.rank}: {remedy.kind.value} of {remedy.tokens} tokens in {remedy.requests} requests"
+        report = Report("tail_drift", target.id.worker.name, f"{seen}; {what}")
+        if isinstance(remedy, Rebuild):
+            if target.agent is not None:  # its snapshot takes the place of what is believed, once it is there
+                return (report, *self._follow(now, target, target.sequence.restore()))
+            return (report, *self.reset(now, target, replay=True))
+        return (report, *self._follow(now, target, target.sequence.doubt(), is_gap=False))
+
+    def served(self, now: float, target: Target, keys: BlockKeys, *, actual_blocks: int | None) -> None:
+        """A worker without events: what went through it is what we believe it has, corrected by what it hit."""
+        assert target.approximate is not None
+        if actual_blocks is not None:
+            target.approximate.corrected(keys, actual_blocks=actual_blocks)
+        target.approximate.served(now, keys)
+        if self.guesses_due is None:
+            self.guesses_due = now + (1 + _EXPIRY_SLACK) * self._settings.approximate_ttl_s
+
+    def expire_guesses(self, now: float) -> None:
+        """Forget guesses that are too old, one step's worth. They may be a little older: few wake-ups do it all."""
+        if self.guesses_due is None or now < self.guesses_due:
+            return
+        budget_blocks = APPLY_BLOCKS
+        expiries: list[float] = []
+        for target in self._fleet.targets:
+            if target is not None and target.approximate is not None:
+                budget_blocks -= target.approximate.expire(now, budget_blocks)
+                expiry = target.approximate.next_expiry()
+                expiries += () if expiry is None else (expiry,)
+        if not expiries:
+            self.guesses_due = None
+        elif min(expiries) <= now:
+            self.guesses_due = now  # beyond what one step may do
+        else:
+            self.guesses_due = min(expiries) + _EXPIRY_SLACK * self._settings.approximate_ttl_s
+
+    def _depth_now(self, target: Target, keys: BlockKeys) -> int:
+        return int(self.residency.depths(keys)[target.slot])
+
+    def _follow(
+        self, now: float, target: Target, verdicts: tuple[Verdict, ...], *, is_gap: bool = True
+    ) -> tuple[Effect, ...]:
         effects: list[Effect] = []
         name = target.id.worker.name
         budget_blocks = APPLY_BLOCKS
@@ -207,12 +275,12 @@ class Keeper:
                 case Apply() | Empty() | Restart():
                     if budget_blocks > 0 and target.id not in self._backlog:
                         budget_blocks -= _blocks_in(verdict)
-                        effects += self._count_in(target, verdict)
+                        effects += self._count_in(now, target, verdict)
                     else:
                         self._backlog.setdefault(target.id, deque()).append(verdict)
                         target.catching_up = True
                 case AskReplay(from_seq):
-                    if from_seq:
+                    if from_seq and is_gap:
                         self.counts[name].gaps += 1
                         effects.append(Report("event_gap", name, f"rank {target.id.rank}: replay from {from_seq}"))
                     effects.append(RequestReplay(target.id.worker, target.id.rank, from_seq))
@@ -227,19 +295,20 @@ class Keeper:
             self._asked_at.pop(target.id, None)
         return tuple(effects)
 
-    def _count_in(self, target: Target, verdict: Change) -> list[Effect]:
+    def _count_in(self, now: float, target: Target, verdict: Change) -> list[Effect]:
         name, rank = target.id.worker.name, target.id.rank
         match verdict:
             case Apply():
-                return self._apply(target, verdict.batch, self.counts[name])
+                return self._apply(now, target, verdict.batch, self.counts[name])
             case Restart():
+                _say_emptied(now, target)
                 self.residency.empty_holder(target.slot)
                 return [Report("snapshot_restored", name, f"rank {rank}: as after {verdict.last_seq}")]
             case Empty():
-                self._empty(target)
+                self._empty(now, target)
                 return [Report("event_gap_lost", name, f"rank {rank}: from {verdict.lost_from_seq}")]
 
-    def _apply(self, target: Target, batch: KvBatch, counts: EventCounts) -> list[Effect]:
+    def _apply(self, now: float, target: Target, batch: KvBatch, counts: EventCounts) -> list[Effect]:
         effects: list[Effect] = []
         for event in batch.events:
             if isinstance(event, EventsSkipped):
@@ -247,9 +316,12 @@ class Keeper:
                 effects.append(Report("events_skipped", target.id.worker.name, event.kind, event.count))
                 continue
             if isinstance(event, BlocksStored) and event.block_size_tokens != target.block_size_tokens:
-                effects += self._learn_block_size(target, event.block_size_tokens)
-            elif isinstance(event, BlocksCleared) and event.tier is None:
+                effects += self._learn_block_size(now, target, event.block_size_tokens)
+            elif isinstance(event, BlocksRemoved) and event.tier is Tier.GPU and target.drift is not None:
+                target.drift.removed(now, self.residency.keys_of(target.slot, event.hashes))
+            elif isinstance(event, BlocksCleared) and event.tier in (None, Tier.GPU):
                 self.in_flight.discard_slot(target.slot)
+                _say_emptied(now, target)
             effects += self._count(target, counts, self.residency.apply(target.slot, event))
         return effects
 
@@ -262,17 +334,19 @@ class Keeper:
         counts.orphans_dropped += applied.dropped
         return [Report("orphans_dropped", target.id.worker.name, count=applied.dropped)]
 
-    def _learn_block_size(self, target: Target, block_size_tokens: int) -> list[Effect]:
+    def _learn_block_size(self, now: float, target: Target, block_size_tokens: int) -> list[Effect]:
         """The events are the truth about the size of the blocks they describe."""
         said, name = target.block_size_tokens, target.id.worker.name
         self.residency.resize_holder(target.slot, block_size_tokens)
         self._fleet.resized(target, block_size_tokens)
+        _say_emptied(now, target)
         if not said:
             return []
         detail = f"registered with {said} tokens, events carry {block_size_tokens}; using {block_size_tokens}"
         return [Report("block_size_mismatch", name, detail)]
 
-    def _empty(self, target: Target) -> None:
+    def _empty(self, now: float, target: Target) -> None:
+        _say_emptied(now, target)
         self.residency.empty_holder(target.slot)
         self.in_flight.discard_slot(target.slot)
         if target.approximate is not None:
@@ -282,13 +356,30 @@ class Keeper:
         return AgentWord(grace_s=self._settings.heartbeat_grace_s, interval_s=self._settings.census_interval_s)
 
     def _new_approximate(self, target: Target) -> Approximate:
-        return Approximate(self.residency, target.slot, max_blocks=self._settings.max_approximate_blocks)
+        return Approximate(
+            self.residency,
+            target.slot,
+            max_blocks=self._settings.max_approximate_blocks,
+            ttl_s=self._settings.approximate_ttl_s,
+        )
 
     def _late(self, worker: WorkerId) -> tuple[Effect, ...]:
         counts = self.counts.get(worker.name)
         if counts is not None:
             counts.late += 1
         return (Report("event_late", worker.name, f"of {worker.incarnation}"),)
+
+
+def _say_emptied(now: float, target: Target) -> None:
+    if target.drift is not None:
+        target.drift.emptied(now)
+
+
+def _say_tail_checked(target: Target, next_seq_before: int) -> None:
+    """An answer, or the lack of one, ends the question for the tail."""
+    assert target.sequence is not None
+    if target.drift is not None:
+        target.drift.tail_checked(brought_news=target.sequence.next_seq > next_seq_before)
 
 
 def _blocks_in(verdict: Change) -> int:

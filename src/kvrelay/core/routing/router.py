@@ -18,6 +18,7 @@ import copy
 from itertools import islice
 
 from kvrelay.core.contract.keys import Keyer
+from kvrelay.core.index.drift import Outcome
 from kvrelay.core.index.in_flight import IN_FLIGHT_RESOLUTION
 from kvrelay.core.load.ledger import Ledger
 from kvrelay.core.model.effects import (
@@ -377,27 +378,38 @@ class Router:
         live.current.http_status = event.http_status
         if event.http_status < 400:
             self._fleet.refusals.forget(live.current.decision.target.worker.name)
-            self._learn_residency(live, event.usage)
             ended = self._end(now, live, Status.OK, event.http_status, usage=event.usage, itl_ms=event.itl_ms)
-            return reports + ended
+            return reports + ended + self._learn_residency(now, live, event.usage)
         reason = f"http_{event.http_status}"
         return reports + self._end(
             now, live, Status.CLIENT_ERROR, event.http_status, failure_reason=reason, usage=event.usage
         )
 
-    def _learn_residency(self, live: Live, usage: Usage) -> None:
-        """A worker without events: what went through it is what we believe it has, corrected by what it hit."""
+    def _learn_residency(self, now: float, live: Live, usage: Usage) -> Effects:
+        """What the engine hit, held against what was claimed: it shows lost events, and mends what was only guessed."""
         assert live.current is not None
         decision = live.current.decision
         target = self._fleet.target(decision.target.worker, decision.target.rank)
-        if target is None or target.approximate is None:
-            return
-        keys = live.arrived.prompt.keys.get(target.block_size_tokens)
-        if keys is None:
-            return
-        if usage.cached_tokens is not None:
-            target.approximate.corrected(keys, actual_blocks=usage.cached_tokens // target.block_size_tokens)
-        target.approximate.served(keys)
+        keys = None if target is None else live.arrived.prompt.keys.get(target.block_size_tokens)
+        if target is None or keys is None:
+            return ()
+        size, hit_tokens = target.block_size_tokens, usage.cached_tokens
+        if target.approximate is not None:
+            actual_blocks = None if hit_tokens is None else hit_tokens // size
+            self._keeper.served(now, target, keys, actual_blocks=actual_blocks)
+            return self._wake(now)
+        if hit_tokens is None or decision.matches is None:
+            return ()
+        outcome = Outcome(
+            routed_at=live.current.started_at,
+            finished_at=now,
+            keys=keys,
+            claimed_blocks=int(decision.matches.fast[decision.slot]) // size,
+            expected_blocks=decision.claimed_tokens // size,
+            actual_blocks=hit_tokens // size,
+        )
+        drifted = self._keeper.compare(now, target, outcome)
+        return (*drifted, *self._wake(now)) if drifted else ()
 
     def _failed(self, now: float, event: AttemptFailed) -> Effects:
         live = self._live.get(event.request_id)
@@ -677,6 +689,7 @@ class Router:
     def _woke_up(self, now: float) -> Effects:
         self._alarm.rang(now)
         self._keeper.residency.sweep(SWEEP_BLOCKS)
+        self._keeper.expire_guesses(now)
         self._affinity.expire(now)
         while self._speculative:
             request_id, deadline = next(iter(self._speculative.items()))
@@ -688,7 +701,7 @@ class Router:
         for request_id in self._waiting.expired(now):
             hint_s = self._waiting.retry_after_s()
             given_up += self._refuse(now, self._live[request_id], "queue_wait_over", retry_after_s=hint_s)
-        return given_up + self._keeper.catch_up() + self._keeper.give_up_on_answers(now) + self._wake(now)
+        return given_up + self._keeper.catch_up(now) + self._keeper.give_up_on_answers(now) + self._wake(now)
 
     def _wake(self, now: float) -> Effects:
         """Ask to be woken for whatever is due next, unless an alarm is set for then or earlier."""
@@ -702,7 +715,14 @@ class Router:
     def _earliest_deadline(self) -> float | None:
         """Each of these queues is in order of time, so its head is enough; an alarm for now or sooner needs no look."""
         at = next(iter(self._speculative.values()), None)
-        for other in (self._affinity.next_expiry(), self._keeper.next_deadline(), self._waiting.next_deadline()):
+        keeper = self._keeper
+        others = (
+            self._affinity.next_expiry(),
+            keeper.next_deadline(),
+            keeper.guesses_due,
+            self._waiting.next_deadline(),
+        )
+        for other in others:
             if other is not None and (at is None or other < at):
                 at = other
         return at

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from kvrelay.core.index.drift import DriftBounds
+
 
 class Weights(Struct, frozen=True):
     """Factors of the `weights` scorer. Each load term has its own unit, see `policy/cache_load.py`."""
@@ -44,10 +46,12 @@ class RouterSettings(Struct, frozen=True, kw_only=True):
     speculative_deadline_s: float = 60.0
     max_orphan_blocks: int = 50_000  # per worker rank
     max_approximate_blocks: int = 200_000  # per worker rank without events
+    approximate_ttl_s: float = 600.0  # how long a guess is kept without being used
     max_pending_batches: int = 10_000  # held per worker rank while a replay is under way
     replay_timeout_s: float = 5.0  # of a snapshot too
     heartbeat_grace_s: float = 0.5  # an agent's heartbeat may overtake the event that it names
     census_interval_s: float = 5.0  # between two comparisons of a worker's blocks with its agent's
+    drift: DriftBounds = DriftBounds()  # when claims that do not come true call for a resync
     initial_prefill_tokens_per_s: float = 8_000.0  # until a worker's own rate is learned
     key_seed: bytes = b""
     manifest_digest: str | None = None

@@ -9,6 +9,15 @@ from msgspec import Struct
 from kvrelay.core.model.units import IndexState
 
 
+class DriftStatus(Struct, frozen=True):
+    """Claims against what the engine hit, in requests since the incarnation began; see `core/index/drift.py`."""
+
+    compared: int
+    over_claim: int  # claimed more than was hit, and no event explains it
+    under_claim: int
+    resyncs: int  # asked for because of these
+
+
 class TargetStatus(Struct, frozen=True):
     """One rank of a worker."""
 
@@ -29,6 +38,7 @@ class TargetStatus(Struct, frozen=True):
     prefill_tokens_per_s: float
     prefill_rate_samples: int
     next_event_seq: int | None
+    drift: DriftStatus | None  # workers with events
 
 
 class WorkerStatus(Struct, frozen=True):

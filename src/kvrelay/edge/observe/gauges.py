@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from kvrelay.core.routing.status import RouterStatus, TargetStatus, WorkerStatus
@@ -41,6 +41,7 @@ def gauges(status: RouterStatus, configured: Iterable[str]) -> Iterator[Metric]:
         _kv_usage(workers),
     )
     yield _gauge("kvrelay_index_blocks", "Blocks believed to be there.", ("worker", "tier"), _index_blocks(workers))
+    yield _drifted(workers)
     yield _gauge("kvrelay_worker_up", "1 if the worker is healthy.", ("worker",), _up(workers, configured))
     yield _gauge("kvrelay_queue_depth", "Requests that wait for a free worker.", (), [((), status.queue_depth)])
     yield _gauge("kvrelay_sessions", "Session bindings.", (), [((), status.sessions)])
@@ -70,6 +71,17 @@ def _kv_usage(workers: Iterable[WorkerStatus]) -> Iterator[Sample]:
 def _known(targets: Iterable[TargetStatus], attribute: str) -> list[float]:
     values = (getattr(target, attribute) for target in targets)
     return [value for value in values if value is not None]
+
+
+def _drifted(workers: Iterable[WorkerStatus]) -> Metric:
+    meaning = "Requests whose claim differed from the actual hit by more than a block, and no event explains it."
+    family = CounterMetricFamily("kvrelay_drifted_requests", meaning, labels=("worker", "kind"))
+    for worker in workers:
+        for kind in ("over_claim", "under_claim"):
+            known = [getattr(target.drift, kind) for target in worker.targets if target.drift is not None]
+            if known:
+                family.add_metric((worker.name, kind), sum(known))
+    return family
 
 
 def _index_blocks(workers: Iterable[WorkerStatus]) -> Iterator[Sample]:

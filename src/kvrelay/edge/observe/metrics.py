@@ -123,6 +123,9 @@ class Metrics(Collector):
         self.gate_loss = Counter("kvrelay_gate_loss_tokens_total", "Eligible tokens lost, by gate.", ("gate",))
         self.events = Counter("kvrelay_events_total", "KV events received.", ("worker", "kind"))
         self.gaps = Counter("kvrelay_event_gaps_total", "Holes seen in an event sequence.", ("worker",))
+        self.resyncs = Counter(
+            "kvrelay_index_resyncs_total", "Resyncs because claims and actual hits drifted apart.", ("worker",)
+        )
         self.malformed = Counter("kvrelay_events_malformed_total", "Event messages that broke the format.", ("worker",))
         self.unauthorized = Counter(
             "kvrelay_unauthorized_total", "Requests without a valid API key; the only ones without a receipt."
@@ -165,6 +168,8 @@ class Metrics(Collector):
         self.reports.add((report.kind,), report.count)
         if report.kind == "event_gap" and report.worker is not None:
             self.gaps.add((report.worker,), report.count)
+        if report.kind == "tail_drift" and report.worker is not None:
+            self.resyncs.add((report.worker,), report.count)
 
     def count_events(self, worker: str, kinds: Mapping[str, int]) -> None:
         for kind, count in kinds.items():
@@ -227,6 +232,7 @@ class Metrics(Collector):
             self.gate_loss,
             self.events,
             self.gaps,
+            self.resyncs,
             self.malformed,
             self.unauthorized,
             self.reports,
