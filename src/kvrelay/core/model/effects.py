@@ -94,6 +94,8 @@ ReportKind = Literal[
     "event_duplicate",
     "event_late",
     "tail_drift",
+    "index_unusable",
+    "index_usable",
     "events_skipped",
     "orphans_dropped",
     "block_size_mismatch",

@@ -185,6 +185,13 @@ class ResidencyReset(Struct, frozen=True):
     replay: bool = False  # ask the worker for its whole history afterwards
 
 
+class EventsHeard(Struct, frozen=True):
+    """Whether a worker's events reach us, as far as its own counters tell; `problem` says why they seem not to."""
+
+    worker: WorkerId
+    problem: str | None = None
+
+
 # --- requests ----------------------------------------------------------------------------------------------------
 
 
@@ -326,6 +333,7 @@ Event = (
     | SnapshotUnavailable
     | AgentHeartbeat
     | ResidencyReset
+    | EventsHeard
     | WorkerJoined
     | WorkerLeft
     | WorkerDrained

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvrelay.core.index.drift import Drift, DriftKind
 from kvrelay.core.load.ledger import Ledger
 from kvrelay.core.model.events import RequestArrived
+from kvrelay.core.model.units import IndexState
 from kvrelay.core.routing.assemble import all_candidates
 from kvrelay.core.routing.fleet import FleetView, Target, Worker
 from kvrelay.core.routing.keeper import EventCounts, Keeper
@@ -18,11 +19,14 @@ from kvrelay.core.routing.status import (
     WorkerStatus,
 )
 
+_MAX_NAMED = 8  # workers in a sentence
+
 
 def describe(
     now: float,
     *,
     policy: str,
+    needs_match: bool,
     scorer: str | None,
     fleet: FleetView,
     keeper: Keeper,
@@ -37,6 +41,7 @@ def describe(
     return RouterStatus(
         policy=policy,
         scorer=scorer,
+        index_problem=_index_problem(fleet) if needs_match else None,
         live_requests=live_requests,
         queue_depth=queue_depth,
         sessions=sessions,
@@ -45,6 +50,15 @@ def describe(
         spills=spills,
         late_events=late_events,
         workers=tuple(_worker(now, worker, keeper, ledger) for worker in fleet.workers.values()),
+    )
+
+
+def _index_problem(fleet: FleetView) -> str | None:
+    targets = [target for target in fleet.targets if target is not None]
+    if not targets or any(target.index_state is not IndexState.UNUSABLE for target in targets):
+        return None
+    return "nothing can match: " + "; ".join(
+        f"{target.id.worker.name}: {target.index_broken}" for target in targets[:_MAX_NAMED]
     )
 
 

@@ -42,7 +42,7 @@ from kvrelay.core.model.events import (
 from kvrelay.core.model.ids import TargetId, WorkerId
 from kvrelay.core.model.prompt import BlockKeys
 from kvrelay.core.model.units import IndexState, Tier
-from kvrelay.core.routing.fleet import FleetView, Target
+from kvrelay.core.routing.fleet import FleetView, Target, Worker
 from kvrelay.core.routing.settings import RouterSettings
 
 Answer = ReplayArrived | ReplayUnavailable | SnapshotArrived | SnapshotUnavailable
@@ -206,6 +206,24 @@ class Keeper:
         if waiting:
             self._backlog[target_id] = waiting  # at the end: everybody gets a turn
         return tuple(effects)
+
+    def heard(self, worker: Worker, problem: str | None) -> tuple[Effect, ...]:
+        """Events of a worker that should publish them do not reach us (`problem`), or do again."""
+        followed = [target for target in worker.targets if target.sequence is not None]
+        if all(target.index_broken == problem for target in followed):
+            return ()
+        for target in followed:
+            target.index_broken = problem
+        if problem is None:
+            return (Report("index_usable", worker.id.name),)
+        return (Report("index_unusable", worker.id.name, problem), *self.all_unusable())
+
+    def all_unusable(self) -> tuple[Effect, ...]:
+        """Said once more for the whole fleet, when the last usable index is gone."""
+        targets = [target for target in self._fleet.targets if target is not None]
+        if any(target.index_state is not IndexState.UNUSABLE for target in targets):
+            return ()
+        return (Report("index_unusable", None, "of no worker anything can match; prompts are not looked at"),)
 
     # --- outcomes ------------------------------------------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from kvrelay.core.model.events import (
     ClientLeft,
     DrainStarted,
     Event,
+    EventsHeard,
     FirstTokenSeen,
     KvBatch,
     LoadReported,
@@ -153,6 +154,7 @@ class Router:
         return describe(
             now,
             policy=self.policy.name,
+            needs_match=self.policy.needs_match,
             scorer=self._scorer if isinstance(self.policy, CacheLoad) else None,
             fleet=self._fleet,
             keeper=self._keeper,
@@ -221,6 +223,8 @@ class Router:
                 return self._set_draining(event.name, False)
             case ResidencyReset():
                 return self._reset(now, event)
+            case EventsHeard():
+                return self._events_heard(event)
             case SessionClosed():
                 self._affinity.close(event.session_id)
                 return ()
@@ -591,6 +595,9 @@ class Router:
         begun: Effects = ()
         for target in targets:
             begun += self._keeper.begin(now, target)
+        broken = next((target.index_broken for target in targets if target.index_broken is not None), None)
+        if broken is not None:
+            begun += (Report("index_unusable", event.worker.name, broken), *self._keeper.all_unusable())
         return (*replaced, Report("worker_up", event.worker.name), *begun, *self._wake(now))
 
     def _left(self, now: float, name: str) -> Effects:
@@ -657,6 +664,13 @@ class Router:
         for target in worker.targets:
             effects += self._keeper.reset(now, target, replay=event.replay)
         return effects + self._wake(now)
+
+    def _events_heard(self, event: EventsHeard) -> Effects:
+        """Of a worker whose events do not come nothing can match."""
+        worker = self._fleet.live(event.worker)
+        if worker is None:
+            return self._late()
+        return self._keeper.heard(worker, event.problem)
 
     # --- operator and clock --------------------------------------------------------------------------------------
 

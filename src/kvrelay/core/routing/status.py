@@ -64,6 +64,7 @@ class RouterStatus(Struct, frozen=True):
 
     policy: str
     scorer: str | None
+    index_problem: str | None  # why the policy, which would match prompts, can match none on any worker
     live_requests: int
     queue_depth: int  # requests that wait for a free place
     sessions: int

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from kvrelay.core.model.effects import RequestReplay
-from kvrelay.core.model.events import LoadReported, ProbeAnswered, WorkerJoined
+from kvrelay.core.model.events import EventsHeard, LoadReported, ProbeAnswered, WorkerJoined
 from kvrelay.core.model.ids import WorkerId
 from kvrelay.edge.connectors.base import (
     Connector,
@@ -256,8 +256,11 @@ class WorkerWatch:
     def _listen(self, scrape: Scrape) -> None:
         if not self._events.sources:
             return
+        before = self._silence.problem
         self._silence.observe(scrape, heard=bool(self._events.last_seq))
         problem = self._silence.problem
+        if (problem is None) != (before is None) and self._worker is not None:
+            self._around.feed(EventsHeard(self._worker, problem))
         if problem is not None and not self._events_problem_said:
             _log.warning("events_silent worker=%s: %s", self.config.name, problem)
         self._events_problem_said = problem is not None

@@ -13,6 +13,8 @@ from pydantic import ValidationError
 
 from kvrelay.core.model.events import PolicyChanged, RequestArrived, SessionClosed
 from kvrelay.core.model.prompt import Tenant
+from kvrelay.core.model.units import IndexState
+from kvrelay.core.policy.cache_load import CacheLoad
 from kvrelay.core.policy.registry import POLICIES, SCORERS
 from kvrelay.core.routing.status import WorkerStatus
 from kvrelay.edge.connectors.base import WorkerAnswerUnusable, WorkerUnreachable
@@ -169,8 +171,20 @@ class Admin:
             return _problem(400, f"unknown policy `{wanted.policy}`; known: {', '.join(POLICIES)}")
         if wanted.scorer is not None and wanted.scorer not in SCORERS:
             return _problem(400, f"unknown scorer `{wanted.scorer}`; known: {', '.join(SCORERS)}")
+        in_name_only = self._why_not(wanted.policy)
+        if in_name_only is not None:
+            return _problem(409, in_name_only)
         self._gateway.host.feed(PolicyChanged(wanted.policy, wanted.scorer))
         return await self._policy(request)
+
+    def _why_not(self, policy: str) -> str | None:
+        """A policy that matches prompts is refused where nothing can match: it would be one in name only."""
+        targets = [target for worker in self._gateway.status().workers for target in worker.targets]
+        if policy != CacheLoad.name or not targets:
+            return None
+        if any(target.index_state is not IndexState.UNUSABLE for target in targets):
+            return None
+        return f"`{policy}` needs an index, and of no worker anything can match: {targets[0].index_problem}"
 
     # --- requests and sessions ---------------------------------------------------------------------------------------
 

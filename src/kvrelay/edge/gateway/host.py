@@ -32,6 +32,7 @@ from kvrelay.edge.observe.receipt_log import ReceiptLog
 log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 0.25
+_LOUD = frozenset({"index_unusable", "tail_drift"})  # reports that somebody should look into
 
 
 class HostedRequest(Protocol):
@@ -162,7 +163,8 @@ class RouterHost:
 
     def _report(self, effect: Report) -> None:
         self._metrics.count_report(effect)
-        log.info("%s worker=%s count=%d %s", effect.kind, effect.worker or "-", effect.count, effect.detail)
+        level = logging.WARNING if effect.kind in _LOUD else logging.INFO
+        log.log(level, "%s worker=%s count=%d %s", effect.kind, effect.worker or "-", effect.count, effect.detail)
 
     # --- deadlines ---------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from kvrelay.core.model.units import IndexState
 from kvrelay.core.routing.status import RouterStatus, TargetStatus, WorkerStatus
 
 BOOKED = {
@@ -41,6 +42,7 @@ def gauges(status: RouterStatus, configured: Iterable[str]) -> Iterator[Metric]:
         _kv_usage(workers),
     )
     yield _gauge("kvrelay_index_blocks", "Blocks believed to be there.", ("worker", "tier"), _index_blocks(workers))
+    yield _gauge("kvrelay_index_usable", "1 if prompts can be matched with it.", ("worker",), _index_usable(workers))
     yield _drifted(workers)
     yield _gauge("kvrelay_worker_up", "1 if the worker is healthy.", ("worker",), _up(workers, configured))
     yield _gauge("kvrelay_queue_depth", "Requests that wait for a free worker.", (), [((), status.queue_depth)])
@@ -71,6 +73,11 @@ def _kv_usage(workers: Iterable[WorkerStatus]) -> Iterator[Sample]:
 def _known(targets: Iterable[TargetStatus], attribute: str) -> list[float]:
     values = (getattr(target, attribute) for target in targets)
     return [value for value in values if value is not None]
+
+
+def _index_usable(workers: Iterable[WorkerStatus]) -> Iterator[Sample]:
+    for worker in workers:
+        yield (worker.name,), any(target.index_state is not IndexState.UNUSABLE for target in worker.targets)
 
 
 def _drifted(workers: Iterable[WorkerStatus]) -> Metric:

@@ -18,12 +18,14 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_valid
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from kvrelay.core.index.drift import DriftBounds
 from kvrelay.core.routing.settings import RouterSettings, Spill, Weights
 from kvrelay.edge.system.explained_key import legal_values
 from kvrelay.edge.system.sections import (
     AffinitySection,
     GatewaySection,
     HealthSection,
+    IndexSection,
     PolicySection,
     ReceiptsSection,
     RetrySection,
@@ -62,6 +64,7 @@ class Config(Section):
     affinity: AffinitySection = AffinitySection()
     retry: RetrySection = RetrySection()
     tokens: TokensSection = TokensSection()
+    index: IndexSection = IndexSection()
     policy: PolicySection = PolicySection()
     receipts: ReceiptsSection = ReceiptsSection()
     tenants: dict[str, TenantSection] = Field(default_factory=dict)
@@ -142,6 +145,12 @@ def router_settings(config: Config, *, key_seed: bytes, manifest_digest: str | N
         retry_budget_ratio=config.retry.budget_ratio,
         queue_depth=config.gateway.limits.queue_depth,
         queue_wait_s=config.gateway.limits.queue_wait_s,
+        approximate_ttl_s=config.index.guess_ttl_s,
+        drift=DriftBounds(
+            window_requests=config.index.drift_requests,
+            min_ratio=config.index.drift_ratio,
+            backoff_s=config.index.resync_backoff_s,
+        ),
         health_failures=config.health.failures,
         health_successes=config.health.successes,
         key_seed=key_seed,

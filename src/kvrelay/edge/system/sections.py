@@ -22,6 +22,7 @@ AdapterName = Literal["auto", "vllm", "sglang", "llamacpp", "openai", "mock"]
 RoleName = Literal["both", "prefill", "decode"]
 
 _ROUTER = RouterSettings()
+_DRIFT = _ROUTER.drift
 _WEIGHTS = Weights()
 _SPILL = Spill()
 _NAME = re.compile(r"^[A-Za-z0-9_.:\[\]-]{1,80}$")
@@ -323,6 +324,37 @@ class StickyLoadSection(Section):
         "Higher: short queues are waited for. Lower: turns spill at low load as well.",
         ge=0,
         le=1_000_000,
+    )
+
+
+class IndexSection(Section):
+    drift_requests: int = key(
+        _DRIFT.window_requests,
+        "Finished requests per worker rank over which claims are held against actual hits.",
+        "Higher: slower and surer to ask for a resync.",
+        ge=4,
+        le=10_000,
+    )
+    drift_ratio: float = key(
+        _DRIFT.min_ratio,
+        "Part of their tokens that may differ, beyond what events explain, before a resync is asked for.",
+        "Lower: small losses of events are repaired too. Higher: only large ones.",
+        gt=0,
+        le=1,
+    )
+    resync_backoff_s: float = key(
+        _DRIFT.backoff_s,
+        "Least time between two resyncs of one worker rank; doubles while they do not help, up to an hour.",
+        "Lower: quicker repair. Higher: fewer replays.",
+        gt=0,
+        le=3_600,
+    )
+    guess_ttl_s: float = key(
+        _ROUTER.approximate_ttl_s,
+        "How long a worker without events is believed to keep blocks that nothing used.",
+        "Higher: later turns are still sent to it. Lower: fewer claims of what it has evicted.",
+        gt=0,
+        le=604_800,
     )
 
 
