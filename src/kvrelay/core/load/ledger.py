@@ -11,11 +11,15 @@ are slow; scorers, which look at hundreds of slots at once, get an array in whic
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from msgspec import Struct
 
 from kvrelay.core.load.prefill_rate import PrefillRates
+from kvrelay.core.load.siblings import SiblingLoads
 from kvrelay.core.model.arrays import Floats
+from kvrelay.core.model.siblings import SiblingLoad
 
 _RECENT_HALF_LIFE_S = 60.0
 _RECENT_RESCALE_S = 600.0
@@ -39,22 +43,26 @@ class Booking(Struct):
 
 
 class SlotLoad(Struct):
-    """Load of one slot; `KINDS` in order, then what is not load but belongs to the slot."""
+    """Load of one slot; what we booked, what is foreign, and what does not count as load but belongs to the slot."""
 
     active_requests: int = 0
     queued_requests: int = 0  # dispatched, no token yet
     active_prefill_tokens: int = 0
     active_decode_blocks: int = 0
     foreign_requests: int = 0  # reported beyond what we booked
+    elsewhere: tuple[int, int, int, int] = (0, 0, 0, 0)  # the first four kinds, booked by sibling processes
+    prefilled_tokens: int = 0  # finished for us since the slot began
     recent_tokens: float = 0.0  # prefill placed lately; only comparisons between slots mean anything
     reported: tuple[int | None, int | None, float | None] = (None, None, None)  # running, waiting, KV usage
 
     def kinds(self) -> tuple[int, int, int, int, int]:
+        """All load that we know of, whoever causes it: `KINDS` in order."""
+        active, queued, prefill_tokens, decode_blocks = self.elsewhere
         return (
-            self.active_requests,
-            self.queued_requests,
-            self.active_prefill_tokens,
-            self.active_decode_blocks,
+            self.active_requests + active,
+            self.queued_requests + queued,
+            self.active_prefill_tokens + prefill_tokens,
+            self.active_decode_blocks + decode_blocks,
             self.foreign_requests,
         )
 
@@ -68,6 +76,7 @@ class Ledger:
         self.rates = PrefillRates(initial_tokens_per_s=initial_prefill_tokens_per_s)
         self.prefilling_requests = 0  # over all slots; with none there is no backlog to work out
         self.foreign_requests = 0  # over all slots
+        self.siblings = SiblingLoads()
         self._bookings: dict[str, Booking] = {}
         self._weigh_from = 0.0
         self._mean_prefill_tokens: float | None = None
@@ -124,6 +133,7 @@ class Ledger:
         self._end_prefill(load, booking)
         self.rates.prefill_done(now, booking.slot, booking.prefill_tokens)
         load.active_decode_blocks += booking.decode_blocks
+        load.prefilled_tokens += booking.prefill_tokens
 
     def settle(self, now: float, request_id: str) -> bool:
         """The request left the worker, for whatever reason. False when nothing was booked (any more)."""
@@ -145,9 +155,34 @@ class Ledger:
         load = self._touch(slot)
         load.reported = (running, waiting, kv_usage_ratio)
         if running is not None and waiting is not None:
-            foreign = max(0, running + waiting - load.active_requests)
+            foreign = max(0, running + waiting - load.active_requests - load.elsewhere[ACTIVE])
             self.foreign_requests += foreign - load.foreign_requests
             load.foreign_requests = foreign
+
+    def booked(self, slot: int, worker: str, rank: int) -> SiblingLoad | None:
+        """Our own bookings on a slot, for siblings; None: there are none, and never were."""
+        load = self.slots[slot]
+        if not load.active_requests and not load.prefilled_tokens:
+            return None
+        return SiblingLoad(
+            worker,
+            rank,
+            active_requests=load.active_requests,
+            queued_requests=load.queued_requests,
+            active_prefill_tokens=load.active_prefill_tokens,
+            active_decode_blocks=load.active_decode_blocks,
+            prefilled_tokens=load.prefilled_tokens,
+        )
+
+    def sibling_reported(self, now: float, sibling: int, loads: Mapping[int, SiblingLoad]) -> None:
+        """All that a sibling process has booked, by slot; what it said before is forgotten."""
+        for slot, done_tokens in self.siblings.replace(sibling, loads):
+            load = self._touch(slot)
+            before, load.elsewhere = load.elsewhere, self.siblings.of(slot)
+            if done_tokens:
+                self.rates.prefill_done(now, slot, done_tokens)
+            elif load.elsewhere[QUEUED] and not before[QUEUED]:
+                self.rates.backlog_grew(now, slot, was_empty=not load.queued_requests)
 
     def mean_prefill_tokens(self, otherwise: int) -> float:
         """What a request we did not book is likely to need: the recent mean of ours, else `otherwise`."""
@@ -179,6 +214,7 @@ class Ledger:
     def _clear(self, slot: int) -> None:
         self.foreign_requests -= self.slots[slot].foreign_requests
         self.slots[slot] = SlotLoad()
+        self.siblings.forget(slot)
         self._touch(slot)
 
     def check(self) -> None:
@@ -193,4 +229,5 @@ class Ledger:
             assert load.active_prefill_tokens == sum(b.prefill_tokens for b in mine if b.prefilling)
             assert load.active_decode_blocks == sum(b.decode_blocks for b in mine if not b.prefilling)
             assert load.foreign_requests >= 0
+            assert load.elsewhere == self.siblings.of(slot)
             assert tuple(table[:, slot]) == (*load.kinds(), load.recent_tokens)

@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from kvrelay.core.model.ids import WorkerId
+from kvrelay.core.model.siblings import Placement
 from kvrelay.core.model.units import RouteReason, Status
 from kvrelay.core.receipts.receipt import Receipt
 
@@ -80,6 +81,12 @@ class WriteReceipt(Struct, frozen=True):
     receipt: Receipt
 
 
+class ShareSession(Struct, frozen=True):
+    """Tell the other processes of this gateway. Only asked for where there are any."""
+
+    placement: Placement
+
+
 ReportKind = Literal[
     "worker_up",
     "worker_down",
@@ -122,5 +129,6 @@ Effect = (
     | RequestSnapshot
     | WakeAt
     | WriteReceipt
+    | ShareSession
     | Report
 )

@@ -11,6 +11,7 @@ from msgspec import Struct
 from kvrelay.core.model.census import Census
 from kvrelay.core.model.ids import WorkerId
 from kvrelay.core.model.prompt import Prompt, Tenant, TokenIds, Usage
+from kvrelay.core.model.siblings import Placement, SiblingLoad
 from kvrelay.core.model.units import Fault, Tier
 from kvrelay.core.routing.settings import RouterSettings
 
@@ -290,6 +291,19 @@ class SessionClosed(Struct, frozen=True):
 # --- the operator and the clock ----------------------------------------------------------------------------------
 
 
+class SessionPlaced(Struct, frozen=True):
+    """Another process of this gateway bound a session, or let it go."""
+
+    placement: Placement
+
+
+class SiblingReported(Struct, frozen=True):
+    """All that another process of this gateway has booked; empty when that process is gone."""
+
+    sibling: int
+    loads: tuple[SiblingLoad, ...]
+
+
 class SettingsChanged(Struct, frozen=True):
     """What the operator decides was decided anew, as a whole. The key seed is that of before.
 
@@ -341,6 +355,8 @@ Event = (
     | SessionClosed
     | PolicyChanged
     | RequestCut
+    | SessionPlaced
+    | SiblingReported
     | SettingsChanged
     | DrainStarted
 )

@@ -18,6 +18,8 @@ from msgspec import Struct
 
 from kvrelay.core.model.ids import TargetId, WorkerId
 
+_TELL_AGAIN_SHARE = 0.05  # of the time to live
+
 
 class Session(Struct, eq=False):
     """One life of one session id."""
@@ -31,6 +33,8 @@ class Session(Struct, eq=False):
     lost_home: bool = False  # its worker is gone for good and no turn has been taken since
     turns: int = 0  # under way
     idle_since: float = 0.0  # meaningful without turns
+    shared: TargetId | None = None  # what sibling processes were told last, or told us
+    shared_at: float = 0.0
     ended: bool = False
 
 
@@ -56,10 +60,7 @@ class Affinity:
             return None
         session = self.peek(now, session_id)
         if session is None:
-            self.close(session_id)
-            session = self._sessions[session_id] = Session(session_id)
-            if len(self._sessions) > self._max_sessions:
-                self.close(next(iter(self._idle or self._sessions)))
+            session = self._begin(session_id)
         self._idle.pop(session_id, None)
         session.turns += 1
         return session
@@ -108,6 +109,50 @@ class Affinity:
             self.close(session.id)
         else:
             self._idle[session.id] = session
+
+    # --- between the processes of one gateway -----------------------------------------------------------------------
+
+    def news(self, now: float, session: Session) -> TargetId | None:
+        """Where siblings are to be told that the session is now; None: they know, or there is nothing to tell.
+
+        A session in use is told of again from time to time, so that it does not end elsewhere.
+        """
+        place = session.home or session.proposed
+        if place is None or session.ended or self._ttl_s is None:
+            return None
+        if place == session.shared and now - session.shared_at < self._ttl_s * _TELL_AGAIN_SHARE:
+            return None
+        session.shared, session.shared_at = place, now
+        return place
+
+    def withdrawn_news(self, session: Session) -> TargetId | None:
+        """Where siblings were told that the session is, if it no longer is anywhere."""
+        if session.shared is None or session.home is not None or session.proposed is not None:
+            return None
+        place, session.shared = session.shared, None
+        return place
+
+    def placed_elsewhere(self, now: float, session_id: str, target: TargetId, at: float) -> None:
+        """A sibling bound the session, at a time of our clock. The later binding holds; both sides decide alike."""
+        if self._ttl_s is None:
+            return
+        session = self.peek(now, session_id) or self._begin(session_id)
+        if session.shared not in (None, target) and (at, target) < (session.shared_at, session.shared):
+            return
+        if target != session.home:
+            self._bind(session, target)
+            session.founder = None
+        session.shared, session.shared_at = target, max(at, session.shared_at)
+        if not session.turns:
+            self._idle.pop(session_id, None)
+            session.idle_since = now
+            self._idle[session_id] = session
+
+    def released_elsewhere(self, session_id: str, target: TargetId) -> None:
+        """A sibling's binding came to nothing. It stays where a turn of ours speaks for it."""
+        session = self._sessions.get(session_id)
+        if session is not None and not session.turns and session.home == session.shared == target:
+            self.close(session_id)
 
     # --- what ends a session or its binding ------------------------------------------------------------------------
 
@@ -161,6 +206,11 @@ class Affinity:
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
+    def shared(self) -> list[tuple[str, TargetId, float]]:
+        """All bindings that a new sibling should know, with the time of the last word about them."""
+        bound = (session for session in self._sessions.values() if session.home is not None)
+        return [(session.id, session.home, session.shared_at) for session in bound if session.home is not None]
+
     def homes(self) -> dict[str, TargetId]:
         """All bindings."""
         return {session_id: session.home for session_id, session in self._sessions.items() if session.home is not None}
@@ -175,6 +225,14 @@ class Affinity:
         assert self._idle.keys() <= self._sessions.keys()
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, session_id: str) -> Session:
+        """In the place of one that is over, perhaps; the longest idle one gives way."""
+        self.close(session_id)
+        session = self._sessions[session_id] = Session(session_id)
+        if len(self._sessions) > self._max_sessions:
+            self.close(next(iter(self._idle or self._sessions)))
+        return session
 
     def _bind(self, session: Session, target: TargetId) -> None:
         self._bound += session.home is None

@@ -98,7 +98,7 @@ class Decider:
             transfer_ms=None if lower is None else _transfer_ms(lower, slots),
             load=load,
             backlog_tokens=remaining_tokens(load[PREFILL], rates, now - working_since)
-            if ledger.prefilling_requests
+            if ledger.prefilling_requests or ledger.siblings.prefilling_requests
             else None,
             prefill_tokens_per_s=rates,
             foreign_prefill_tokens=ledger.mean_prefill_tokens(prompt_tokens) if ledger.foreign_requests else 0.0,

@@ -30,6 +30,7 @@ from kvrelay.core.model.effects import (
     Refuse,
     Report,
     ReportKind,
+    ShareSession,
     WakeAt,
     WriteReceipt,
 )
@@ -54,7 +55,9 @@ from kvrelay.core.model.events import (
     RequestFinished,
     ResidencyReset,
     SessionClosed,
+    SessionPlaced,
     SettingsChanged,
+    SiblingReported,
     SnapshotArrived,
     SnapshotUnavailable,
     WokeUp,
@@ -65,6 +68,7 @@ from kvrelay.core.model.events import (
 )
 from kvrelay.core.model.ids import TargetId
 from kvrelay.core.model.prompt import Usage
+from kvrelay.core.model.siblings import Placement, SiblingLoad
 from kvrelay.core.model.units import Fault, RouteReason, Status
 from kvrelay.core.policy.cache_load import CacheLoad
 from kvrelay.core.policy.policy import Policy
@@ -76,7 +80,7 @@ from kvrelay.core.routing.alarm import Alarm
 from kvrelay.core.routing.assemble import assemble
 from kvrelay.core.routing.decider import Decider
 from kvrelay.core.routing.describe import answer_match, describe
-from kvrelay.core.routing.fleet import Candidates, FleetView, Worker
+from kvrelay.core.routing.fleet import Candidates, FleetView, Target, Worker
 from kvrelay.core.routing.health import Change, Health
 from kvrelay.core.routing.keeper import SWEEP_BLOCKS, Keeper
 from kvrelay.core.routing.live import Attempted, Decision, Live
@@ -232,6 +236,10 @@ class Router:
                 return self._switch_policy(event)
             case RequestCut():
                 return self._cut(now, event)
+            case SessionPlaced():
+                return self._session_placed(now, event.placement)
+            case SiblingReported():
+                return self._sibling_reported(now, event)
             case SettingsChanged():
                 return self._change_settings(now, event.settings)
             case DrainStarted():
@@ -319,7 +327,8 @@ class Router:
             reason=decision.choice.reason,
             continues=continues,
         )
-        return (dispatch, *self._wake(now)) if self._speculative else (dispatch,)
+        effects: Effects = (dispatch, *self._wake(now)) if self._speculative else (dispatch,)
+        return effects + self._share(now, live.session) if self.settings.has_siblings else effects
 
     def _may_not_move(self, decision: Decision) -> bool:
         """Under hard affinity a session leaves its worker only if that one is gone for good."""
@@ -351,7 +360,7 @@ class Router:
             live.decision_us = event.decision_us
         if live.session is not None:
             self._affinity.confirm(live.session, live.current.decision.target, event.request_id)
-        return ()
+        return self._share(now, live.session)
 
     def _first_token(self, now: float, event: FirstTokenSeen) -> Effects:
         live = self._live.get(event.request_id)
@@ -565,7 +574,7 @@ class Router:
         if live.session is None:
             return (WriteReceipt(receipt),)
         self._affinity.leave(now, live.session, live.arrived.request_id)
-        return (WriteReceipt(receipt), *self._wake(now))
+        return (WriteReceipt(receipt), *self._wake(now), *self._share(now, live.session))
 
     def _release(self, now: float, live: Live) -> None:
         """Take back what the current attempt booked; a second call finds nothing."""
@@ -575,6 +584,59 @@ class Router:
             self._waiting.place_freed(now)
         self._keeper.in_flight.discard(request_id)
         self._speculative.pop(request_id, None)
+
+    # --- other processes of this gateway -------------------------------------------------------------------------
+
+    def booked_load(self) -> tuple[SiblingLoad, ...]:
+        """What siblings are to know of our load; slots without any are left out."""
+        return tuple(
+            load
+            for worker in self._fleet.workers.values()
+            for target in worker.targets
+            if (load := self._ledger.booked(target.slot, worker.id.name, target.id.rank)) is not None
+        )
+
+    def placements(self) -> tuple[Placement, ...]:
+        """Where all sessions are, for a sibling that is new."""
+        return tuple(
+            Placement(session_id, target.worker.name, target.rank, at)
+            for session_id, target, at in self._affinity.shared()
+        )
+
+    def _share(self, now: float, session: Session | None) -> Effects:
+        if session is None or not self.settings.has_siblings:
+            return ()
+        place = self._affinity.news(now, session)
+        if place is not None:
+            return (ShareSession(Placement(session.id, place.worker.name, place.rank, now)),)
+        left = self._affinity.withdrawn_news(session)
+        if left is not None:
+            return (ShareSession(Placement(session.id, left.worker.name, left.rank, now, released=True)),)
+        return ()
+
+    def _session_placed(self, now: float, placement: Placement) -> Effects:
+        """A worker that we do not know yet binds nothing here; the next turn that goes there will."""
+        target = self._target_named(placement.worker, placement.rank)
+        if target is None:
+            return ()
+        if placement.released:
+            self._affinity.released_elsewhere(placement.session_id, target.id)
+            return ()
+        self._affinity.placed_elsewhere(now, placement.session_id, target.id, placement.at)
+        return self._wake(now)
+
+    def _sibling_reported(self, now: float, event: SiblingReported) -> Effects:
+        loads = {}
+        for load in event.loads:
+            target = self._target_named(load.worker, load.rank)
+            if target is not None:
+                loads[target.slot] = load
+        self._ledger.sibling_reported(now, event.sibling, loads)
+        return ()
+
+    def _target_named(self, name: str, rank: int) -> Target | None:
+        worker = self._fleet.workers.get(name)
+        return worker.targets[rank] if worker is not None and 0 <= rank < len(worker.targets) else None
 
     # --- workers -------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ class RouterSettings(Struct, frozen=True, kw_only=True):
     affinity_hard: bool = False  # True: a bound session is refused rather than sent to another worker
     spill: Spill = Spill()  # of policy `sticky_load`
     max_sessions: int = 100_000
+    has_siblings: bool = False  # other processes of this gateway want to know where sessions are bound
     retry_attempts: int = 3  # attempts per request, the first included
     retry_budget_ratio: float = 0.2  # retries per first attempt over the fleet, beyond a small fixed allowance
     migrate: bool = False  # continue broken streams on another worker

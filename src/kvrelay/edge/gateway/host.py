@@ -21,6 +21,7 @@ from kvrelay.core.model.effects import (
     Refuse,
     Report,
     RequestReplay,
+    ShareSession,
     WakeAt,
     WriteReceipt,
 )
@@ -61,6 +62,7 @@ class RouterHost:
         metrics: Metrics,
         receipts: ReceiptLog,
         replay: Callable[[RequestReplay], None],
+        share: Callable[[ShareSession], None] | None = None,
     ) -> None:
         self.router = router
         self.requests: dict[str, HostedRequest] = {}
@@ -83,6 +85,8 @@ class RouterHost:
             WriteReceipt: self._write_receipt,
             Report: self._report,
         }
+        if share is not None:  # else the router has no siblings and asks for no such thing
+            self._actions[ShareSession] = share
 
     def feed(self, event: Event) -> None:
         """One event into the router, its effects into the world. In the event loop only."""
