@@ -16,6 +16,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("kvrelay.cli.demo", "The whole story on mock workers: a real agent trace under three policies."),
     "serve": ("kvrelay.cli.serve", "Run the gateway in front of your workers."),
     "mock": ("kvrelay.cli.mock", "Run mock workers, each its own OS process."),
+    "agent": ("kvrelay.cli.agent", "Keep a snapshot of a worker's live blocks for routers that come late."),
+    "chaos": ("kvrelay.cli.chaos", "Put faults on the wire between a worker and the gateway."),
     "receipts": ("kvrelay.cli.receipts", "Read route receipts: tail, explain, reconcile."),
     "config": ("kvrelay.cli.config", "Show, explain and check the configuration."),
     "tune": ("kvrelay.cli.tune", "Sweep policy weights against an SLO stated beforehand."),

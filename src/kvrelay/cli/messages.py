@@ -161,6 +161,35 @@ def bad_fault(received: str, detail: str) -> str:
     return f"error: `--fault` is `{received}` (from the command line)\n  {detail}"
 
 
+# --- kvrelay agent -----------------------------------------------------------------------------------------------
+
+INSECURE_AGENT = "warning: `--insecure` is on: whoever reaches these ports can read the token ids of cached prompts"
+
+
+def agent_ready(worker_url: str, endpoint: str, snapshots: str) -> str:
+    return (
+        f"kvrelay agent beside {worker_url}: heartbeats on {endpoint}, snapshots on {snapshots}\n"
+        f'hint: tell the gateway with `agent = "{endpoint}"` under the worker\'s [[workers]]'
+    )
+
+
+def unusable_endpoint(endpoints: str, reason: str) -> str:
+    return (
+        f"error: cannot listen on or connect to one of {endpoints}: {reason}\nhint: `auto` takes a free loopback port"
+    )
+
+
+# --- kvrelay chaos -----------------------------------------------------------------------------------------------
+
+
+def bad_script(source: str, detail: str) -> str:
+    return f"error: cannot obey {source}: {detail}"
+
+
+def publisher_missing(endpoint: str, waited_s: float) -> str:
+    return f"warning: no publisher at `{endpoint}` after {waited_s:g} s; going on, and waiting for it"
+
+
 # --- kvrelay demo and tune ---------------------------------------------------------------------------------------
 
 

@@ -206,7 +206,7 @@ def test_when_worker_and_agent_are_gone_the_blocks_go_and_nobody_is_asked_in_a_l
 
 
 def test_an_agent_that_stays_silent_is_given_up_in_time():
-    rig = Rig(replay_timeout_s=5.0)
+    rig = Rig(snapshot_timeout_s=5.0)
     rig.step(WorkerJoined(A, WorkerSpec(url="http://a", block_size_tokens=SIZE, has_agent=True)))
     rig.now += 5.1
     assert RequestReplay(A, 0, 0) in rig.step(WokeUp())

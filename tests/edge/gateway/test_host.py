@@ -18,6 +18,7 @@ from kvrelay.core.model.effects import (
     Refuse,
     Report,
     RequestReplay,
+    RequestSnapshot,
     WakeAt,
 )
 from kvrelay.core.model.events import (
@@ -91,6 +92,7 @@ def hosting(effects: dict[type[Event], tuple[Effect, ...]]) -> Iterator[tuple[Ro
         metrics=Metrics(),
         receipts=ReceiptLog(None),
         replay=replays.append,
+        snapshot=replays.append,
     )
     try:
         yield host, router, replays
@@ -127,14 +129,14 @@ async def test_effects_reach_their_request(effect: Effect, call: str) -> None:
 
 
 async def test_replays_and_wakes() -> None:
-    replay = RequestReplay(WORKER, 0, 5)
-    with hosting({SessionClosed: (replay, WakeAt(monotonic_s() + 0.03), WakeAt(monotonic_s() - 1))}) as (
+    replay, snapshot = RequestReplay(WORKER, 0, 5), RequestSnapshot(WORKER, 0)
+    with hosting({SessionClosed: (replay, snapshot, WakeAt(monotonic_s() + 0.03), WakeAt(monotonic_s() - 1))}) as (
         host,
         router,
         replays,
     ):
         host.feed(SessionClosed("s"))
-        assert replays == [replay]
+        assert replays == [replay, snapshot]
         await asyncio.sleep(0.01)
         assert router.seen == [SessionClosed, WokeUp]
         await asyncio.sleep(0.05)

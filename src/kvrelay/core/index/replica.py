@@ -29,6 +29,7 @@ class _Block(Struct, gc=False):
     copies: tuple[int, ...]  # per tier, as `_FASTEST_FIRST`
 
 
+RUN_BLOCKS = 500  # at most in one event of a snapshot, so that it can be applied in small steps
 _NO_COPY = (0,) * len(_FASTEST_FIRST)
 
 
@@ -135,7 +136,7 @@ class Replica:
             while block_hash in children:
                 block_hash, *others = children.pop(block_hash)
                 heads += others
-                if _fastest(self._blocks[block_hash]) is not tier:
+                if _fastest(self._blocks[block_hash]) is not tier or len(run) == RUN_BLOCKS:
                     heads.append(block_hash)
                     break
                 run.append(block_hash)

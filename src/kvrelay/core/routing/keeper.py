@@ -74,7 +74,7 @@ class Keeper:
         self.residency = Residency(self.keyer, max_orphan_blocks=settings.max_orphan_blocks)
         self.in_flight = InFlight()
         self.counts: dict[str, EventCounts] = {}
-        self._asked_at: dict[TargetId, float] = {}  # replays and snapshots under way
+        self._give_up_at: dict[TargetId, float] = {}  # replays and snapshots under way
         self.guesses_due: float | None = None  # when some of what was guessed is to be forgotten
         self._backlog: dict[TargetId, deque[Change]] = {}  # in order, beyond what one step may apply
 
@@ -106,7 +106,7 @@ class Keeper:
         """The target is gone."""
         self.residency.drop_holder(target.slot)
         self.in_flight.discard_slot(target.slot)
-        self._asked_at.pop(target.id, None)
+        self._give_up_at.pop(target.id, None)
         self._backlog.pop(target.id, None)
 
     def reset(self, now: float, target: Target, *, replay: bool) -> tuple[Effect, ...]:
@@ -169,7 +169,7 @@ class Keeper:
     def give_up_on_answers(self, now: float) -> tuple[Effect, ...]:
         """Replays and snapshots that did not come in time are over."""
         effects: tuple[Effect, ...] = ()
-        overdue = [t for t, at in self._asked_at.items() if now - at >= self._settings.replay_timeout_s]
+        overdue = [target_id for target_id, at in self._give_up_at.items() if at <= now]
         for target_id in overdue:
             target = self._fleet.target(target_id.worker, target_id.rank)
             assert target is not None and target.sequence is not None, f"{target_id} left a question behind"
@@ -180,9 +180,7 @@ class Keeper:
 
     def next_deadline(self) -> float | None:
         """When the oldest question to a worker or an agent is given up."""
-        if not self._asked_at:
-            return None
-        return min(self._asked_at.values()) + self._settings.replay_timeout_s
+        return min(self._give_up_at.values(), default=None)
 
     def has_backlog(self) -> bool:
         """Is there anything for `catch_up` to do?"""
@@ -302,15 +300,15 @@ class Keeper:
                         self.counts[name].gaps += 1
                         effects.append(Report("event_gap", name, f"rank {target.id.rank}: replay from {from_seq}"))
                     effects.append(RequestReplay(target.id.worker, target.id.rank, from_seq))
-                    self._asked_at[target.id] = now
+                    self._give_up_at[target.id] = now + self._settings.replay_timeout_s
                 case AskSnapshot():
                     effects.append(RequestSnapshot(target.id.worker, target.id.rank))
-                    self._asked_at[target.id] = now
+                    self._give_up_at[target.id] = now + self._settings.snapshot_timeout_s
                 case Ignored():
                     self.counts[name].duplicates += 1
                     effects.append(Report("event_duplicate", name))
         if target.sequence is not None and not target.sequence.waiting:
-            self._asked_at.pop(target.id, None)
+            self._give_up_at.pop(target.id, None)
         return tuple(effects)
 
     def _count_in(self, now: float, target: Target, verdict: Change) -> list[Effect]:

@@ -10,11 +10,12 @@ import aiohttp
 import zmq
 from msgspec import Struct
 
-from kvrelay.core.model.effects import RequestReplay
+from kvrelay.core.model.effects import RequestReplay, RequestSnapshot
 from kvrelay.core.model.events import (
     Event,
     ReplayUnavailable,
     ResidencyReset,
+    SnapshotUnavailable,
     WorkerDrained,
     WorkerLeft,
     WorkerResumed,
@@ -173,6 +174,14 @@ class Fleet:
             self._feed(ReplayUnavailable(effect.worker, effect.rank, "the worker left"))
         else:
             watch.replay(effect)
+
+    def snapshot(self, effect: RequestSnapshot) -> None:
+        """Answered later by feeding SnapshotArrived or SnapshotUnavailable; never waits."""
+        watch = self._watches.get(effect.worker.name)
+        if watch is None:
+            self._feed(SnapshotUnavailable(effect.worker, effect.rank, "the worker left"))
+        else:
+            watch.snapshot(effect)
 
     def upstream(self, name: str) -> Upstream:
         """Where requests for the worker go; cheap, made once. Only for workers that were fed as WorkerJoined."""

@@ -9,6 +9,7 @@ from msgspec import Struct
 from kvrelay.core.model.events import WorkerSpec
 from kvrelay.core.model.ids import WorkerId
 from kvrelay.edge.connectors.base import Connector, EventSource, Scrape
+from kvrelay.edge.fleet.agent_link import AgentView
 
 
 class WorkerView(Struct, frozen=True):
@@ -30,6 +31,8 @@ class WorkerView(Struct, frozen=True):
     malformed_messages: int
     last_scrape: Scrape | None
     events_problem: str | None  # why its events seem not to reach us
+    tells_lives: bool  # False: a new process of it looks like the old one
+    agent: AgentView | None  # None: no agent is configured
 
 
 class Upstream(Struct, frozen=True):

@@ -19,9 +19,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
+import zmq
 
-from kvrelay.core.model.effects import RequestReplay
-from kvrelay.core.model.events import EventsHeard, LoadReported, ProbeAnswered, WorkerJoined
+from kvrelay.core.model.effects import RequestReplay, RequestSnapshot
+from kvrelay.core.model.events import EventsHeard, LoadReported, ProbeAnswered, SnapshotUnavailable, WorkerJoined
 from kvrelay.core.model.ids import WorkerId
 from kvrelay.edge.connectors.base import (
     Connector,
@@ -32,6 +33,7 @@ from kvrelay.edge.connectors.base import (
     WorkerUnreachable,
 )
 from kvrelay.edge.connectors.registry import CONNECTORS, detect
+from kvrelay.edge.fleet.agent_link import AgentLink
 from kvrelay.edge.fleet.event_feed import EventFeed
 from kvrelay.edge.fleet.silence import EventSilence
 from kvrelay.edge.fleet.surroundings import Surroundings
@@ -65,11 +67,13 @@ class WorkerWatch:
         self._last_scrape: Scrape | None = None
         self._silence = EventSilence()
         self._events_problem_said = False
+        self._agent: AgentLink | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        self._agent = self._agent_link()
         self._spawn(self._every_interval(self._probe))
         self._spawn(self._every_interval(self._scrape))
 
@@ -84,6 +88,8 @@ class WorkerWatch:
     def halt(self) -> None:
         """Nothing is fed after this; what still runs is on its way out."""
         self._events.close()
+        if self._agent is not None:
+            self._agent.close()
         for task in self._tasks:
             task.cancel()
 
@@ -101,6 +107,13 @@ class WorkerWatch:
         if self._connector is None:
             raise WorkerUnreachable("it has not said yet what it is", refused=False)
         await self._connector.reset(self._around.session, self.config.url, self._headers)
+
+    def snapshot(self, effect: RequestSnapshot) -> None:
+        """Asks the agent; the answer is fed as SnapshotArrived or SnapshotUnavailable."""
+        if self._agent is None:
+            self._around.feed(SnapshotUnavailable(effect.worker, effect.rank, "the worker has no agent"))
+        else:
+            self._spawn(self._agent.snapshot(effect))
 
     def view(self) -> WorkerView:
         description = self._description
@@ -121,6 +134,8 @@ class WorkerWatch:
             malformed_messages=self._events.malformed_messages,
             last_scrape=self._last_scrape,
             events_problem=self._silence.problem,
+            tells_lives=self._tells_lives,
+            agent=None if self._agent is None else self._agent.view(),
         )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -157,12 +172,27 @@ class WorkerWatch:
         is_new = worker != self._worker
         self._worker, self._description = worker, description
         self.upstream = self.upstream or Upstream(self.config.url, self._headers, connector)
-        tells_lives = description.incarnation is not None
-        self._events.attach(worker, connector, description.sources, tells_lives=tells_lives)
+        self._events.attach(worker, connector, description.sources, tells_lives=self._tells_lives)
         if is_new:
             self._silence, self._events_problem_said = EventSilence(), False
             self._introduce(description)
             self._around.feed(WorkerJoined(worker, description.spec))
+
+    @property
+    def _tells_lives(self) -> bool:
+        return self._description is not None and self._description.incarnation is not None
+
+    def _agent_link(self) -> AgentLink | None:
+        endpoint = self.config.agent
+        if not endpoint:
+            return None
+        try:
+            link = AgentLink(self.config.name, endpoint, self._around, worker=lambda: (self._worker, self._tells_lives))
+        except zmq.ZMQError as error:
+            _log.error("no agent of worker %s at %s: %s", self.config.name, endpoint, error)
+            return None
+        self._spawn(link.run())
+        return link
 
     def _introduce(self, description: Description) -> None:
         about = f"worker={self.config.name} engine={description.spec.engine} version={description.version or 'unknown'}"
@@ -291,6 +321,7 @@ def _as_configured(description: Description, config: WorkerConfig) -> Descriptio
         role=config.role,
         max_active_requests=config.max_active_requests or None,
         sends_events=bool(sources),
+        has_agent=bool(config.agent),
     )
     return msgspec.structs.replace(description, spec=spec, sources=sources)
 

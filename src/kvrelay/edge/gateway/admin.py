@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kvrelay.edge.gateway.gateway import Gateway
 
 # What a caller may say of a new worker. Not `api_key_file`: it would let callers read files of this host.
-WORKER_MEMBERS = frozenset(("url", "name", "model", "events", "replay", "topic", "adapter"))
+WORKER_MEMBERS = frozenset(("url", "name", "model", "events", "replay", "topic", "agent", "adapter"))
 SECOND_HEADER = SECOND_SESSION_HEADER.decode()
 MAX_RECEIPTS = 1000
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -263,6 +263,7 @@ def _worker(view: WorkerView, status: WorkerStatus | None, *, draining: bool) ->
         "event_sources": [{"rank": source.rank, "endpoint": source.endpoint} for source in view.sources],
         "malformed_events": view.malformed_messages,
         "events_problem": view.events_problem,
+        "agent": None if view.agent is None else msgspec.to_builtins(view.agent, str_keys=True),
         "router": None if status is None else msgspec.to_builtins(status),
     }
 

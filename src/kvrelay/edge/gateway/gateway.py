@@ -20,7 +20,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from kvrelay import __version__
-from kvrelay.core.model.effects import RequestReplay
+from kvrelay.core.model.effects import RequestReplay, RequestSnapshot
 from kvrelay.core.model.events import DrainStarted, Event, SettingsChanged, WorkerJoined
 from kvrelay.core.routing.router import Router
 from kvrelay.core.routing.settings import RouterSettings
@@ -223,6 +223,7 @@ class Gateway:
             metrics=self.metrics,
             receipts=self.receipts,
             replay=self._replay,
+            snapshot=self._snapshot,
         )
         self.fleet = Fleet(config, feed=self._hear, clock=monotonic_s, observer=self.metrics)
         self.metrics.bind(self.status, lambda: [view.name for view in self.fleet.views()])
@@ -274,6 +275,9 @@ class Gateway:
 
     def _replay(self, effect: RequestReplay) -> None:
         self.fleet.replay(effect)  # host and fleet need each other; the fleet is made second
+
+    def _snapshot(self, effect: RequestSnapshot) -> None:
+        self.fleet.snapshot(effect)
 
     def _route_of(self, name: str) -> Route:
         upstream = self.fleet.upstream(name)

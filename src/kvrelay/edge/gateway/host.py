@@ -21,6 +21,7 @@ from kvrelay.core.model.effects import (
     Refuse,
     Report,
     RequestReplay,
+    RequestSnapshot,
     ShareSession,
     WakeAt,
     WriteReceipt,
@@ -62,6 +63,7 @@ class RouterHost:
         metrics: Metrics,
         receipts: ReceiptLog,
         replay: Callable[[RequestReplay], None],
+        snapshot: Callable[[RequestSnapshot], None],
         share: Callable[[ShareSession], None] | None = None,
     ) -> None:
         self.router = router
@@ -81,6 +83,7 @@ class RouterHost:
             BreakOff: self._break_off,
             CancelAttempt: self._cancel,
             RequestReplay: replay,
+            RequestSnapshot: snapshot,
             WakeAt: self._wake_at,
             WriteReceipt: self._write_receipt,
             Report: self._report,

@@ -78,6 +78,12 @@ def _event_endpoint(value: str) -> str:
     return value
 
 
+def _agent_endpoint(value: str) -> str:
+    if value and not value.startswith(("tcp://", "ipc://")):
+        raise PydanticCustomError("agent_endpoint", "tcp://HOST:PORT or ipc://PATH, as `kvrelay agent` prints it", {})
+    return value
+
+
 class Timeouts(Section):
     connect_s: float = key(
         2.0,
@@ -217,6 +223,11 @@ class WorkerConfig(Section):
         "auto", "Its replay endpoint.", "`auto` asks the worker; `none`: a gap drops what is known of it."
     )
     topic: str = key("", "Event topic prefix to subscribe to.", "Empty: what the worker says, else every topic.")
+    agent: Annotated[str, AfterValidator(_agent_endpoint)] = key(
+        "",
+        "Where `kvrelay agent` beside the worker publishes its heartbeat.",
+        "Set: a late start, a lost tail and a gap beyond the replay are mended by the agent's snapshot.",
+    )
     adapter: AdapterName = key(
         "auto", "Kind of engine.", "`auto` asks the worker; `openai` expects nothing beyond the OpenAI paths."
     )
