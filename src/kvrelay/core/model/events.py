@@ -260,6 +260,7 @@ class RequestFinished(Struct, frozen=True):
     http_status: int
     usage: Usage = Usage()
     itl_ms: tuple[float, ...] = ()  # gaps between output chunks, as many as the host kept
+    given_up: bool = False  # its end says that the engine failed or aborted, whatever its status said before
 
 
 class ClientLeft(Struct, frozen=True):

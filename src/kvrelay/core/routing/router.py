@@ -384,11 +384,13 @@ class Router:
         live = self._live.get(event.request_id)
         if live is None or live.current is None:
             return self._late()
+        live.current.http_status = event.http_status
+        if event.given_up:
+            return self._given_up(now, live, event)
         worker = self._worker_of(live)
         reports: Effects = ()
         if worker is not None:
             reports = self._report_change(worker, worker.health.served(now, event.request_id), "a request ended well")
-        live.current.http_status = event.http_status
         if event.http_status < 400:
             self._fleet.refusals.forget(live.current.decision.target.worker.name)
             ended = self._end(now, live, Status.OK, event.http_status, usage=event.usage, itl_ms=event.itl_ms)
@@ -396,6 +398,27 @@ class Router:
         reason = f"http_{event.http_status}"
         return reports + self._end(
             now, live, Status.CLIENT_ERROR, event.http_status, failure_reason=reason, usage=event.usage
+        )
+
+    def _given_up(self, now: float, live: Live, event: RequestFinished) -> Effects:
+        """The client has the worker's own words, to their end, and they say that it failed."""
+        assert live.current is not None
+        live.current.fault = Fault.SERVER_ERROR
+        worker = self._worker_of(live)
+        reports: Effects = ()
+        if worker is not None:
+            change = worker.health.failed(now, event.request_id, Fault.SERVER_ERROR)
+            self._fleet.changed()
+            reports = self._report_change(worker, change, Fault.SERVER_ERROR.value)
+        reason = Fault.SERVER_ERROR.value
+        return reports + self._end(
+            now,
+            live,
+            Status.ERROR,
+            event.http_status,
+            failure_reason=reason,
+            usage=event.usage,
+            itl_ms=event.itl_ms,
         )
 
     def _learn_residency(self, now: float, live: Live, usage: Usage) -> Effects:

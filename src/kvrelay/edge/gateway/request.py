@@ -35,6 +35,7 @@ from kvrelay.core.model.events import (
 )
 from kvrelay.core.model.prompt import Prompt, Tenant, Usage
 from kvrelay.core.model.units import Fault
+from kvrelay.edge.gateway.gave_up import gave_up, gave_up_at_once
 from kvrelay.edge.gateway.heads import (
     RequestHead,
     Route,
@@ -89,6 +90,7 @@ class ClientRequest:
         "_dispatch",
         "_exchange",
         "_filter",
+        "_gave_up",
         "_head",
         "_held",
         "_held_bytes",
@@ -326,6 +328,8 @@ class ClientRequest:
             self._watch = StreamWatch()
 
     def on_data(self, data: bytes) -> None:
+        if not self._relaying and not self._holding and self._status < 400 and gave_up_at_once(data):
+            self._gave_up = self._holding = True
         if self._holding:
             self._hold(data)
             return
@@ -345,7 +349,7 @@ class ClientRequest:
         if self._holding and self._filter is not None and speaks_of_question(b"".join(self._held)):
             self._ask_as_sent()
             return
-        if is_for_router(self._status):
+        if is_for_router(self._status) or (self._gave_up and self._holding):
             fault = Fault.BACK_PRESSURE if self._status in BACK_PRESSURE_STATUS else Fault.SERVER_ERROR
             self._fail(fault, "", http_status=self._status, retry_after=retry_after_s(self._upstream_headers))
             return
@@ -356,7 +360,8 @@ class ClientRequest:
             self._exchange.write(rest)
         self._exchange.finish()
         gaps_ms = () if self._watch is None else tuple(self._watch.gaps_ms)
-        self._around.host.feed(RequestFinished(self._request_id, self._status, self._usage(), gaps_ms))
+        given_up = self._watch is not None and gave_up(self._watch.tail())
+        self._around.host.feed(RequestFinished(self._request_id, self._status, self._usage(), gaps_ms, given_up))
 
     def on_error(self, fault: Fault, detail: str) -> None:
         self._call = None
@@ -385,6 +390,7 @@ class ClientRequest:
         self._held = []
         self._held_bytes = 0
         self._holding = False
+        self._gave_up = False
         self._counted = []
         self._counted_bytes = 0
         self._watch = None

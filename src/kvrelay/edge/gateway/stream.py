@@ -25,6 +25,11 @@ _LAST_EVENT = re.compile(
 _OVERLAP_BYTES = 64  # a member can be cut in two by the network
 
 
+def has_output(data: bytes) -> bool:
+    """Whether something generated is in it."""
+    return _FIRST_TOKEN.search(data) is not None
+
+
 class StreamWatch:
     """One per streamed answer."""
 
