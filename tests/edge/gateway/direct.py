@@ -28,12 +28,13 @@ class Answer(Struct, frozen=True):
         return any(name.lower() == b"content-length" for name, _ in self.headers)
 
 
-class _Reader:
+class AnswerReader:
     """Collects one answer."""
 
     def __init__(self, *, head: bool) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = b""
+        self.headers_complete = False
         self.done = False
         self._head = head
         self.parser = httptools.HttpResponseParser(self)
@@ -43,6 +44,7 @@ class _Reader:
 
     def on_headers_complete(self) -> None:
         self.status = self.parser.get_status_code()
+        self.headers_complete = self.status != 100
         if self.status == 100:
             self.headers = []
         elif self._head:
@@ -84,7 +86,7 @@ async def ask(url: str, request: bytes) -> Answer:
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
         writer.write(request.replace(b"HOST", address.netloc.encode(), 1))
-        read = _Reader(head=request.startswith(b"HEAD "))
+        read = AnswerReader(head=request.startswith(b"HEAD "))
         async with asyncio.timeout(10):
             while not read.done:
                 data = await reader.read(65536)

@@ -340,3 +340,18 @@ def test_a_client_that_leaves_stops_the_engine_at_once(start: Callable[..., Runn
     assert abort["request_id"] == "gone-1"
     assert 0.0 <= abort["seen_at"] - left_s < 1.0
     assert state["counters"]["finished"]["abort"] == 0, "vLLM's success counter leaves these out"
+
+
+@pytest.mark.covers("S31")
+def test_a_key_is_wanted_below_v1_and_shown_nowhere(start: Callable[..., RunningWorker]) -> None:
+    keyed = Client(start(api_key="the-key").url)
+    body = {"prompt": [1, 2, 3], "max_tokens": 1}
+    answers = [keyed.post("/v1/completions", body, {"authorization": f"Bearer {key}"}) for key in ("the-key", "the-ke")]
+    assert [answer.status for answer in answers] == [200, 401]
+    assert (keyed.get("/v1/models").status, keyed.get("/health").status, keyed.get("/metrics").status) == (
+        401,
+        200,
+        200,
+    )
+    pages = [keyed.get(path).body for path in ("/server_info", "/mock/state", "/metrics")]
+    assert not any(b"the-key" in page for page in pages)

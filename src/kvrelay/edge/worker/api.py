@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from kvrelay.edge.http.heads import Header
 from kvrelay.edge.http.server import Exchange
 from kvrelay.edge.worker import answers, audio, chat, completions, embeddings, messages, responses, tokenizer
 from kvrelay.edge.worker.answers import (
+    JSON_HEADERS,
     MOCK_HEADER,
     STREAM_END,
     STREAM_HEADERS,
@@ -132,6 +134,9 @@ class Api:
     # --- routing -----------------------------------------------------------------------------------------------------
 
     def _answer(self, exchange: Exchange, fault: MidFault) -> None:
+        if not self._admits(exchange):
+            exchange.respond(401, JSON_HEADERS, b'{"error":"Unauthorized"}')
+            return
         try:
             read = GENERATIONS.get(exchange.path)
             if read is not None:
@@ -146,6 +151,12 @@ class Api:
             handler(exchange)
         except RequestError as error:
             answers.respond_error(exchange, error)
+
+    def _admits(self, exchange: Exchange) -> bool:
+        key = self._worker.spec.api_key
+        if key is None or not exchange.path.startswith("/v1"):
+            return True
+        return secrets.compare_digest(exchange.header(b"authorization") or b"", b"Bearer " + key.encode())
 
     # --- generations -------------------------------------------------------------------------------------------------
 
@@ -244,6 +255,7 @@ class Api:
 
     def _server_info(self, exchange: Exchange) -> None:
         spec = msgspec.to_builtins(self._worker.spec)
+        spec["api_key"] = None if spec["api_key"] is None else "(secret)"
         answers.respond_json(exchange, {"kvrelay_mock": {**self._mark(), "settings": spec}})
 
     # --- the mock's own paths ----------------------------------------------------------------------------------------

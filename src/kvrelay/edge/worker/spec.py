@@ -45,6 +45,7 @@ class MockSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hash_seed: str = "0"
     seed: int = 0  # chance of faults with a probability
     drain_s: float = 30.0
+    api_key: str | None = None  # wanted on paths below /v1, as the engine does with `--api-key`
     insecure: bool = False  # allow listeners beyond loopback
     faults: tuple[dict[str, Any], ...] = ()  # switched on from the start, see `faults.py`
 
