@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("kvrelay.cli.agent", "Keep a snapshot of a worker's live blocks for routers that come late."),
     "chaos": ("kvrelay.cli.chaos", "Put faults on the wire between a worker and the gateway."),
     "receipts": ("kvrelay.cli.receipts", "Read route receipts: tail, explain, reconcile."),
+    "scrape-map": ("kvrelay.cli.scrape_map", "List how a worker's metrics page is understood."),
     "config": ("kvrelay.cli.config", "Show, explain and check the configuration."),
     "tune": ("kvrelay.cli.tune", "Sweep policy weights against an SLO stated beforehand."),
 }

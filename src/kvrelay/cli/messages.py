@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from kvrelay.core.traces.plan import Plan
+    from kvrelay.edge.connectors.survey import Survey
     from kvrelay.edge.system.config import Config, Problem
     from kvrelay.edge.worker.spec import MockReady
     from kvrelay.lab.demo.manifest import ArmFacts
@@ -329,3 +330,18 @@ def gateway_did_not_start(problem: Exception) -> str:
         f"error: the gateway could not start: {where} is in use by another process\n"
         "hint: name other ports with `--port` and `--admin-port`; 0 takes free ones"
     )
+
+
+def metrics_found(found: Survey) -> str:
+    """One line per canonical metric: its name on the page, or that the page does not carry it."""
+    lines = [f"{found.url}: {found.engine}, version {found.version or 'unknown'}"]
+    if not found.has_page:
+        lines.append("warning: it has no /metrics page")
+    rows = [(one.canonical, one.name or "unavailable", one.unit) for one in found.metrics]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines += [f"  {canonical:<{widths[0]}}  {name:<{widths[1]}}  {unit}" for canonical, name, unit in rows]
+    return "\n".join(lines) + "\n"
+
+
+def worker_says_nothing(url: str, reason: str) -> str:
+    return f"error: `{url}` cannot be asked: {reason}\nhint: is it the base URL of a running worker?"
