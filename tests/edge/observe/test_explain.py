@@ -129,7 +129,7 @@ def test_every_term_of_a_scorer_has_its_words() -> None:
         foreign_prefill_tokens=1.0,
     )
     weights = Weights(alpha=1.0, beta=1.0, gamma=1.0, delta=1.0)
-    names = {name for scorer in (PredictScorer(), WeightsScorer(weights)) for name in scorer.terms(arrays, 0)}
+    names = {name for scorer in (PredictScorer(), WeightsScorer(weights)) for name in scorer.terms(arrays.row(0))}
     assert names == set(TERMS)
 
 

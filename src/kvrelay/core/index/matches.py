@@ -1,8 +1,13 @@
-"""A prompt held against everything that is known of the fleet: matched tokens per slot and kind of holding."""
+"""A prompt held against everything that is known of the fleet: matched tokens per slot and kind of holding.
+
+Two forms of the same answer. Up to `FEW_SLOTS` slots a dozen numpy calls cost more than the arithmetic they do, so
+small fleets are worked out in plain numbers; a fleet of hundreds gets arrays. Tests hold the two forms equal.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -13,17 +18,76 @@ from kvrelay.core.index.residency import TIERS, Residency
 from kvrelay.core.model.arrays import Floats
 from kvrelay.core.model.prompt import BlockKeys, Prompt
 
+FEW_SLOTS = 16
 
-class Matches(Struct, frozen=True, eq=False):
+
+class SlotMatch(Struct, frozen=True):
+    """What one slot can reuse of the prompt, in tokens."""
+
+    fast: int = 0  # in the fastest tier
+    ready: int = 0  # the same, or deeper where a running prefill will have made it so
+    lower: Mapping[str, int] = {}  # per lower tier, what it adds to `ready`
+
+    def reachable(self) -> int:
+        """In any tier."""
+        return sum(self.lower.values(), start=self.ready) if self.lower else self.ready
+
+
+NO_MATCH = SlotMatch()
+
+
+class Matches(Protocol):
+    """The answer for every slot."""
+
+    def at(self, slot: int) -> SlotMatch: ...
+
+    def best(self) -> int:
+        """Tokens that the slot with the deepest match can reach."""
+        ...
+
+    def arrays(self) -> ArrayMatches: ...
+
+
+class ArrayMatches(Struct, frozen=True, eq=False):
     """Arrays indexed by slot, in tokens (block sizes may differ between workers); floats, for the scorers."""
 
-    fast: Floats  # in the fastest tier
-    ready: Floats  # the same, or deeper where a running prefill will have made it so
-    lower: dict[str, Floats]  # per lower tier, what it adds to `ready`
+    fast: Floats
+    ready: Floats
+    lower: dict[str, Floats]
 
     def reachable(self) -> Floats:
         """In any tier."""
         return sum(self.lower.values(), start=self.ready)
+
+    def at(self, slot: int) -> SlotMatch:
+        lower = {tier: int(tokens.item(slot)) for tier, tokens in self.lower.items()}
+        return SlotMatch(int(self.fast.item(slot)), int(self.ready.item(slot)), lower)
+
+    def best(self) -> int:
+        return int(np.maximum.reduce(self.reachable()))
+
+    def arrays(self) -> ArrayMatches:
+        return self
+
+
+class FewMatches(Struct, frozen=True, eq=False):
+    """One plain answer per slot."""
+
+    slots: list[SlotMatch]
+
+    def at(self, slot: int) -> SlotMatch:
+        return self.slots[slot]
+
+    def best(self) -> int:
+        return max(match.reachable() for match in self.slots)
+
+    def arrays(self) -> ArrayMatches:
+        tiers = self.slots[0].lower  # the same ones in every slot
+        return ArrayMatches(
+            fast=np.array([float(match.fast) for match in self.slots]),
+            ready=np.array([float(match.ready) for match in self.slots]),
+            lower={tier: np.array([float(match.lower[tier]) for match in self.slots]) for tier in tiers},
+        )
 
 
 def match_prompt(
@@ -33,6 +97,15 @@ def match_prompt(
 
     `tokens_per_block[size]` is that size for the slots that use it and 0 for the others: no pass touches foreign slots.
     """
+    if slots <= FEW_SLOTS:
+        return match_few(prompt, residency=residency, in_flight=in_flight, sizes=tokens_per_block, slots=slots)
+    return match_many(prompt, residency=residency, in_flight=in_flight, tokens_per_block=tokens_per_block, slots=slots)
+
+
+def match_many(
+    prompt: Prompt, *, residency: Residency, in_flight: InFlight, tokens_per_block: Mapping[int, Floats], slots: int
+) -> ArrayMatches:
+    """All slots at once."""
     fast = ready = None
     lower: dict[str, Floats] = {}
     for size, tokens in tokens_per_block.items():
@@ -51,7 +124,50 @@ def match_prompt(
             depth = deeper
     if fast is None or ready is None:
         fast = ready = np.zeros(slots)
-    return Matches(fast, ready, lower)
+    return ArrayMatches(fast, ready, lower)
+
+
+def match_few(
+    prompt: Prompt, *, residency: Residency, in_flight: InFlight, sizes: Mapping[int, Floats], slots: int
+) -> FewMatches:
+    """Only the slots that hold something are touched. A key is of one block size, and so are all who have it."""
+    fast = [0] * slots
+    ready = fast
+    layers = residency.deeper_layers()
+    reached: list[list[int]] = [[0] * slots for _ in layers]  # per lower layer, `ready` and what lies down to it
+    for size in sizes:
+        keys = _hittable(prompt, size)
+        if not len(keys):
+            continue
+        residency.tell_depths(keys, size, fast)
+        if len(in_flight):
+            ready = fast.copy() if ready is fast else ready
+            for mask, blocks in in_flight.levels(keys):
+                _raise_to(ready, mask, blocks * size)
+        for layer, tokens in zip(layers, reached, strict=True):
+            residency.tell_depths(keys, size, tokens, layer=layer)
+    if ready is not fast:
+        ready = [max(pair) for pair in zip(fast, ready, strict=True)]
+    if not layers:
+        return FewMatches([SlotMatch(*pair) for pair in zip(fast, ready, strict=True)])
+    return FewMatches([_with_lower(slot, fast, ready, layers, reached) for slot in range(slots)])
+
+
+def _with_lower(slot: int, fast: list[int], ready: list[int], layers: list[int], reached: list[list[int]]) -> SlotMatch:
+    depth, lower = ready[slot], {}
+    for layer, tokens in zip(layers, reached, strict=True):
+        deeper = max(depth, tokens[slot])
+        lower[TIERS[layer].value] = deeper - depth
+        depth = deeper
+    return SlotMatch(fast[slot], ready[slot], lower)
+
+
+def _raise_to(tokens: list[int], mask: int, value: int) -> None:
+    while mask:
+        lowest = mask & -mask
+        slot = lowest.bit_length() - 1
+        tokens[slot] = max(tokens[slot], value)
+        mask ^= lowest
 
 
 def _hittable(prompt: Prompt, size: int) -> BlockKeys:

@@ -101,6 +101,7 @@ class Residency:
         self._positions = 0
         self._free_slots: list[int] = []
         self._position_of_slot = np.zeros(0, dtype=np.int64)
+        self._slot_of_position: dict[int, int] = {}  # of live holders
 
     # --- holders -------------------------------------------------------------------------------------------------
 
@@ -137,9 +138,11 @@ class Residency:
             self._positions += 1
         holder = self._holders[slot] = _Holder(1 << position, block_size_tokens)
         self._position_of_slot[slot] = position
+        self._slot_of_position[position] = slot
         self._layered[0] |= holder.bit
 
     def _retire(self, holder: _Holder) -> None:
+        del self._slot_of_position[holder.bit.bit_length() - 1]
         for layer in range(len(TIERS)):
             self._layered[layer] &= ~holder.bit
             self._holed[layer] &= ~holder.bit
@@ -457,6 +460,14 @@ class Residency:
             set_where(by_position, mask, depth)
         by_slot: Ints = by_position.take(self._position_of_slot)
         return by_slot
+
+    def tell_depths(self, keys: BlockKeys, block_size_tokens: int, tokens: list[int], *, layer: int = 0) -> None:
+        """The same in plain numbers and in tokens, for few holders: writes into `tokens` whoever matches anything."""
+        for mask, depth in self._levels(keys, layer):
+            while mask:
+                lowest = mask & -mask
+                tokens[self._slot_of_position[lowest.bit_length() - 1]] = depth * block_size_tokens
+                mask ^= lowest
 
     def _levels(self, keys: BlockKeys, layer: int) -> list[Level]:
         masks, holed = self._masks[layer], self._holed[layer]

@@ -51,6 +51,11 @@ class PrefillRates:
         """Tokens per second of one slot."""
         return self._rates[slot].tokens_per_s
 
+    def remaining(self, now: float, slot: int, backlog_tokens: float) -> float:
+        """As `remaining_tokens`, for one slot."""
+        rate = self._rates[slot]
+        return backlog_tokens - min(rate.tokens_per_s * (now - rate.since), backlog_tokens * _MAX_PROGRESS)
+
     def samples(self, slot: int) -> int:
         """How many prefills the slot's rate was learned from."""
         return self._rates[slot].samples

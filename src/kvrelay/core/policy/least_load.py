@@ -13,6 +13,7 @@ class LeastLoad:
     name = "least_load"
     needs_match = False
     needs_arrays = True
+    takes_rows = False
     binds_sessions = False
 
     def choose(self, now: float, field: Field, ledger: Ledger) -> Choice:

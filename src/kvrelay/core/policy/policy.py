@@ -1,12 +1,13 @@
 """What a policy sees and what it answers. Policies are siblings with one outline: `name`, `needs_match`, `choose`.
 
 A policy is given the candidates that passed the filters (alive, not draining, model, role, capacity); it ranks them and
-does nothing else. All arrays are parallel to `Field.slots`, so a fleet of hundreds costs a few numpy calls.
+does nothing else. All arrays are parallel to `Field.slots`, so a fleet of hundreds costs a few numpy calls. In a small
+fleet those calls would be the larger part of a decision: a policy that says so gets `Row`s of plain numbers there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -16,8 +17,27 @@ from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.units import RouteReason
 
 
+class Row(Struct, frozen=True):
+    """What scorers know of one candidate."""
+
+    ready_tokens: float  # reusable at once: in the fastest tier, or being computed there now
+    reachable_tokens: float  # the same and what lies in lower tiers
+    transfer_ms: float  # estimated, for loading what is reachable and not ready
+    active: float  # requests, and so on as `ledger.KINDS`
+    queued: float
+    prefill_tokens: float
+    decode_blocks: float
+    foreign: float
+    recent_tokens: float
+    backlog_tokens: float  # prefill booked there and, by the learned rate, not computed yet
+    prefill_tokens_per_s: float  # learned
+    foreign_prefill_tokens: float  # what each request that we did not book is presumed to need
+    prompt_tokens: int
+    block_size_tokens: int  # the unit in which the `weights` scorer counts blocks
+
+
 class Arrays(Struct, frozen=True, eq=False):
-    """What scorers calculate with; all parallel to `Field.slots`."""
+    """The same of many candidates; all parallel to `Field.slots`."""
 
     ready_tokens: Floats  # reusable at once: in the fastest tier, or being computed there now
     reachable_tokens: Floats  # the same and what lies in lower tiers
@@ -28,6 +48,26 @@ class Arrays(Struct, frozen=True, eq=False):
     foreign_prefill_tokens: float  # what each request that we did not book is presumed to need; 0: there is none
     prompt_tokens: int
     block_size_tokens: int  # the unit in which the `weights` scorer counts blocks
+
+    def row(self, at: int) -> Row:
+        """One candidate of them."""
+        active, queued, prefill, decode, foreign, recent = self.load[:, at].tolist()
+        return Row(
+            ready_tokens=float(self.ready_tokens[at]),
+            reachable_tokens=float(self.reachable_tokens[at]),
+            transfer_ms=0.0 if self.transfer_ms is None else float(self.transfer_ms[at]),
+            active=active,
+            queued=queued,
+            prefill_tokens=prefill,
+            decode_blocks=decode,
+            foreign=foreign,
+            recent_tokens=recent,
+            backlog_tokens=0.0 if self.backlog_tokens is None else float(self.backlog_tokens[at]),
+            prefill_tokens_per_s=float(self.prefill_tokens_per_s[at]),
+            foreign_prefill_tokens=self.foreign_prefill_tokens,
+            prompt_tokens=self.prompt_tokens,
+            block_size_tokens=self.block_size_tokens,
+        )
 
 
 class Bound(Struct, frozen=True, eq=False):
@@ -51,7 +91,14 @@ class Field(Struct, frozen=True, eq=False):
     bound: Bound
     has_session: bool
     draw: int
-    arrays: Arrays | None = None  # for policies that calculate
+    arrays: Arrays | None = None  # for policies that calculate,
+    rows: tuple[Row, ...] | None = None  # or this, for those that take rows where there are few
+
+    def row(self, at: int) -> Row | None:
+        """What the policy saw of one candidate, if it calculates."""
+        if self.rows is not None:
+            return self.rows[at]
+        return None if self.arrays is None else self.arrays.row(at)
 
 
 class Choice(Struct, frozen=True, eq=False):
@@ -63,7 +110,7 @@ class Choice(Struct, frozen=True, eq=False):
 
     slot: int
     reason: RouteReason
-    scores: Floats | None = None
+    scores: Sequence[float] | Floats | None = None
     terms_of: Callable[[int], Mapping[str, float]] | None = None
     best_is_lowest: bool = False
     spilled_from: int | None = None  # slot of the worker that was too busy
@@ -75,6 +122,7 @@ class Policy(Protocol):
     name: str
     needs_match: bool  # worth tokenizing a text for
     needs_arrays: bool  # calculates over all candidates
+    takes_rows: bool  # calculates with `Field.rows` where there are few
     binds_sessions: bool
 
     def choose(self, now: float, field: Field, ledger: Ledger) -> Choice: ...
@@ -91,6 +139,14 @@ def break_tie(positions: Ints, field: Field) -> int:
         recent = load[RECENT].take(positions)
         positions = positions[recent == recent[recent.argmin()]]
     return int(positions[field.draw % len(positions)])
+
+
+def break_tie_of_few(positions: Sequence[int], rows: Sequence[Row], draw: int) -> int:
+    """The same over rows."""
+    burdens = [(rows[at].active + rows[at].foreign, rows[at].recent_tokens) for at in positions]
+    lightest = min(burdens)
+    tied = [at for at, burden in zip(positions, burdens, strict=True) if burden == lightest]
+    return tied[draw % len(tied)]
 
 
 def requests_in_hand(field: Field) -> Floats:

@@ -13,6 +13,7 @@ class Random:
     name = "random"
     needs_match = False
     needs_arrays = False
+    takes_rows = False
     binds_sessions = False
 
     def choose(self, now: float, field: Field, ledger: Ledger) -> Choice:

@@ -13,6 +13,7 @@ class RoundRobin:
     name = "round_robin"
     needs_match = False
     needs_arrays = False
+    takes_rows = False
     binds_sessions = False
 
     def __init__(self) -> None:

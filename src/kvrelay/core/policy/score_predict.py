@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from kvrelay.core.load.ledger import ACTIVE, FOREIGN, QUEUED
 from kvrelay.core.model.arrays import Floats
-from kvrelay.core.policy.policy import Arrays
+from kvrelay.core.policy.policy import Arrays, Row
 
 _DISPLACED_SHARE = 0.5
 _DECODE_MS_PER_REQUEST = 1.0
@@ -45,18 +45,22 @@ class PredictScorer:
         scores += (load[ACTIVE] - load[QUEUED] + foreign) * _DECODE_MS_PER_REQUEST
         return scores
 
-    def terms(self, arrays: Arrays, at: int) -> Mapping[str, float]:
-        active, queued, _, _, foreign, _ = arrays.load[:, at].tolist()
-        ms_per_token = 1000.0 / float(arrays.prefill_tokens_per_s[at])
-        compute_ms = (arrays.prompt_tokens - float(arrays.reachable_tokens[at])) * ms_per_token
-        booked_tokens = 0.0 if arrays.backlog_tokens is None else float(arrays.backlog_tokens[at])
-        backlog_tokens = booked_tokens + foreign * arrays.foreign_prefill_tokens
+    def score(self, row: Row) -> float:
+        work_tokens = (row.prompt_tokens - row.reachable_tokens) * (1.0 + _DISPLACED_SHARE)
+        work_tokens += row.backlog_tokens
+        work_tokens += row.foreign * row.foreign_prefill_tokens
+        score = work_tokens / row.prefill_tokens_per_s * 1000.0 + row.transfer_ms
+        return score + (row.active - row.queued + row.foreign) * _DECODE_MS_PER_REQUEST
+
+    def terms(self, row: Row) -> Mapping[str, float]:
+        ms_per_token = 1000.0 / row.prefill_tokens_per_s
+        compute_ms = (row.prompt_tokens - row.reachable_tokens) * ms_per_token
         return {
-            "queue_ms": backlog_tokens * ms_per_token,
+            "queue_ms": (row.backlog_tokens + row.foreign * row.foreign_prefill_tokens) * ms_per_token,
             "compute_ms": compute_ms,
             "displaced_ms": compute_ms * _DISPLACED_SHARE,
-            "transfer_ms": 0.0 if arrays.transfer_ms is None else float(arrays.transfer_ms[at]),
-            "decode_ms": (active - queued + foreign) * _DECODE_MS_PER_REQUEST,
+            "transfer_ms": row.transfer_ms,
+            "decode_ms": (row.active - row.queued + row.foreign) * _DECODE_MS_PER_REQUEST,
         }
 
     def noise(self, best: float) -> float:

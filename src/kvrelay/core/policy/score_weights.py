@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from kvrelay.core.load.ledger import DECODE, PREFILL
 from kvrelay.core.model.arrays import Floats
-from kvrelay.core.policy.policy import Arrays
+from kvrelay.core.policy.policy import Arrays, Row
 from kvrelay.core.routing.settings import Weights
 
 
@@ -33,14 +33,20 @@ class WeightsScorer:
             scores -= arrays.transfer_ms * weights.delta
         return scores
 
-    def terms(self, arrays: Arrays, at: int) -> Mapping[str, float]:
+    def score(self, row: Row) -> float:
         weights = self._weights
-        transfer_ms = 0.0 if arrays.transfer_ms is None else float(arrays.transfer_ms[at])
+        score = row.reachable_tokens * (weights.alpha / row.block_size_tokens)
+        score -= row.prefill_tokens * weights.beta
+        score -= row.decode_blocks * weights.gamma
+        return score - row.transfer_ms * weights.delta
+
+    def terms(self, row: Row) -> Mapping[str, float]:
+        weights = self._weights
         return {
-            "reuse_credit": float(arrays.reachable_tokens[at]) * (weights.alpha / arrays.block_size_tokens),
-            "prefill_debit": -float(arrays.load[PREFILL, at]) * weights.beta,
-            "decode_debit": -float(arrays.load[DECODE, at]) * weights.gamma,
-            "transfer_debit": -transfer_ms * weights.delta,
+            "reuse_credit": row.reachable_tokens * (weights.alpha / row.block_size_tokens),
+            "prefill_debit": -row.prefill_tokens * weights.beta,
+            "decode_debit": -row.decode_blocks * weights.gamma,
+            "transfer_debit": -row.transfer_ms * weights.delta,
         }
 
     def noise(self, best: float) -> float:

@@ -18,6 +18,7 @@ class Sticky:
     name = "sticky"
     needs_match = False
     needs_arrays = False
+    takes_rows = False
     binds_sessions = True
 
     def __init__(self) -> None:

@@ -24,6 +24,7 @@ class StickyLoad:
     name = "sticky_load"
     needs_match = False
     needs_arrays = True
+    takes_rows = False
     binds_sessions = True
 
     def __init__(self, spill: Spill) -> None:

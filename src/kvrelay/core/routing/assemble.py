@@ -133,7 +133,7 @@ def _gate_loss(decision: Decision | None, matched: _Matched, actual: int | None)
         return None
     return attribute(
         eligible_tokens=matched.eligible_tokens,
-        best_known_tokens=int(np.maximum.reduce(decision.matches.reachable())),
+        best_known_tokens=decision.matches.best(),
         claimed_fast_tokens=matched.fast_tokens,
         claimed_lower_tokens=matched.lower_tokens,
         actual_tokens=actual,
@@ -144,7 +144,7 @@ def _candidates(decision: Decision | None) -> tuple[Candidate, ...]:
     """The chosen one first, then the best of the others by score; a policy that does not score has no best others."""
     if decision is None:
         return ()
-    return tuple(_candidate(decision, at) for at in _shown(decision))
+    return tuple([_candidate(decision, at) for at in _shown(decision)])
 
 
 def all_candidates(decision: Decision) -> tuple[Candidate, ...]:
@@ -156,9 +156,12 @@ def _shown(decision: Decision) -> list[int]:
     scores = decision.choice.scores
     if scores is None:
         return [decision.at]
-    signed = scores if decision.choice.best_is_lowest else -scores
-    order = signed.argsort(kind="stable")[: MAX_CANDIDATES + 1]
-    others = [at for at in order.tolist() if at != decision.at]
+    if isinstance(scores, np.ndarray):
+        signed = scores if decision.choice.best_is_lowest else -scores
+        order = signed.argsort(kind="stable")[: MAX_CANDIDATES + 1].tolist()
+    else:
+        order = sorted(range(len(scores)), key=scores.__getitem__, reverse=not decision.choice.best_is_lowest)
+    others = [at for at in order if at != decision.at]
     return [decision.at, *others[:MAX_CANDIDATES]]
 
 
@@ -179,28 +182,31 @@ def _candidate(decision: Decision, at: int) -> Candidate:
 
 
 def _tiers(decision: Decision, slot: int) -> dict[str, int]:
-    matches = decision.matches
-    if matches is None:
+    if decision.matches is None:
         return {}
-    fast, ready = int(matches.fast.item(slot)), int(matches.ready.item(slot))
-    tiers = {"gpu": fast} if fast == ready else {"gpu": fast, "in_flight": ready - fast}
-    for tier, tokens in matches.lower.items():
-        tiers[tier] = int(tokens.item(slot))
-    return tiers
+    match = decision.matches.at(slot)
+    if match.ready == match.fast:
+        return {"gpu": match.fast, **match.lower}
+    return {"gpu": match.fast, "in_flight": match.ready - match.fast, **match.lower}
 
 
 def _load(decision: Decision, at: int) -> dict[str, float]:
     """Known of the chosen one always, of the others where the policy looked at it."""
-    arrays = decision.field.arrays
     if at == decision.at:
         load: dict[str, float] = dict(zip(KINDS, decision.chosen_load, strict=True))
         load["prefill_tokens_per_s"] = decision.chosen_rate
         return load
-    if arrays is None:
+    row = decision.field.row(at)
+    if row is None:
         return {}
-    load = dict(zip(KINDS, arrays.load[:, at].tolist(), strict=False))
-    load["prefill_tokens_per_s"] = float(arrays.prefill_tokens_per_s[at])
-    return load
+    return {
+        "active_requests": row.active,
+        "queued_requests": row.queued,
+        "active_prefill_tokens": row.prefill_tokens,
+        "active_decode_blocks": row.decode_blocks,
+        "foreign_requests": row.foreign,
+        "prefill_tokens_per_s": row.prefill_tokens_per_s,
+    }
 
 
 def _attempt(live: Live, attempted: Attempted) -> Attempt:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvrelay.core.index.matches import Matches, match_prompt
+from kvrelay.core.index.matches import FEW_SLOTS, NO_MATCH, ArrayMatches, Matches, SlotMatch, match_prompt
 from kvrelay.core.load.ledger import PREFILL, Ledger
 from kvrelay.core.load.prefill_rate import remaining_tokens
 from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.ids import TargetId
-from kvrelay.core.model.units import IndexState, RouteReason
-from kvrelay.core.policy.policy import NOT_BOUND, Arrays, Bound, Field, Policy
+from kvrelay.core.model.units import RouteReason
+from kvrelay.core.policy.policy import NOT_BOUND, Arrays, Bound, Field, Policy, Row
 from kvrelay.core.routing.affinity import Session
 from kvrelay.core.routing.fleet import FleetView
 from kvrelay.core.routing.keeper import Keeper
@@ -45,7 +45,7 @@ class Decider:
             at=int(slots.searchsorted(choice.slot)),
             chosen_load=self._ledger.slots[choice.slot].kinds(),
             chosen_rate=self._ledger.rates.of(choice.slot),
-            claimed_tokens=0 if matches is None else int(matches.reachable()[choice.slot]),
+            claimed_tokens=0 if matches is None else matches.at(choice.slot).reachable(),
             target=target.id,
             slot=choice.slot,
             engine=spec.engine,
@@ -76,6 +76,7 @@ class Decider:
         matches: Matches | None,
         session: Session | None,
     ) -> Field:
+        few = policy.takes_rows and len(self._fleet.targets) <= FEW_SLOTS
         return Field(
             slots=slots,
             scored=arrived.prompt.scorable,
@@ -83,15 +84,47 @@ class Decider:
             bound=self._bound(now, session, slots) if policy.binds_sessions else NOT_BOUND,
             has_session=arrived.session_id is not None,
             draw=arrived.draw,
-            arrays=self._arrays(now, arrived, slots, matches) if policy.needs_arrays else None,
+            arrays=self._arrays(now, arrived, slots, matches) if policy.needs_arrays and not few else None,
+            rows=self._rows(now, arrived, slots, matches) if few else None,
         )
+
+    def _rows(self, now: float, arrived: RequestArrived, slots: Ints, matches: Matches | None) -> tuple[Row, ...]:
+        ledger, rates = self._ledger, self._ledger.rates
+        prompt_tokens = arrived.prompt.prompt_tokens or 0
+        foreign_tokens = ledger.mean_prefill_tokens(prompt_tokens) if ledger.foreign_requests else 0.0
+        block_size = next(iter(self._fleet.tokens_per_block), 1)
+        rows = []
+        for slot in slots.tolist():
+            load = ledger.slots[slot]
+            match = NO_MATCH if matches is None else matches.at(slot)
+            backlog = load.active_prefill_tokens
+            rows.append(
+                Row(
+                    match.ready,
+                    match.reachable() if match.lower else match.ready,
+                    _transfer_ms_of(match) if match.lower else 0.0,
+                    load.active_requests,
+                    load.queued_requests,
+                    backlog,
+                    load.active_decode_blocks,
+                    load.foreign_requests,
+                    load.recent_tokens,
+                    rates.remaining(now, slot, backlog) if backlog else 0.0,
+                    rates.of(slot),
+                    foreign_tokens,
+                    prompt_tokens,
+                    block_size,
+                )
+            )
+        return tuple(rows)
 
     def _arrays(self, now: float, arrived: RequestArrived, slots: Ints, matches: Matches | None) -> Arrays:
         ledger, prompt_tokens = self._ledger, arrived.prompt.prompt_tokens or 0
         load = _of(ledger.table(), slots)
         rates, working_since = _of(ledger.rates.table(), slots)
-        ready = np.zeros(len(slots)) if matches is None else _of(matches.ready, slots)
-        lower = matches if matches is not None and matches.lower else None
+        found = None if matches is None else matches.arrays()
+        ready = np.zeros(len(slots)) if found is None else _of(found.ready, slots)
+        lower = found if found is not None and found.lower else None
         return Arrays(
             ready_tokens=ready,
             reachable_tokens=ready if lower is None else _of(lower.reachable(), slots),
@@ -107,7 +140,7 @@ class Decider:
         )
 
     def _index_usable(self, slots: Ints) -> bool:
-        return any(self._fleet.at(slot).index_state is not IndexState.UNUSABLE for slot in slots)
+        return any(self._fleet.at(slot).index_broken is None for slot in slots.tolist())
 
     def _bound(self, now: float, session: Session | None, slots: Ints) -> Bound:
         """Where the session belongs: a candidate's slot, or why its worker cannot be used."""
@@ -150,7 +183,11 @@ def _of(array: Floats, slots: Ints) -> Floats:
     return picked
 
 
-def _transfer_ms(matches: Matches, slots: Ints) -> Floats:
+def _transfer_ms_of(match: SlotMatch) -> float:
+    return sum(tokens * TRANSFER_MS_PER_TOKEN[tier] for tier, tokens in match.lower.items())
+
+
+def _transfer_ms(matches: ArrayMatches, slots: Ints) -> Floats:
     ms = np.zeros(len(slots))
     for tier, tokens in matches.lower.items():
         ms += tokens.take(slots) * TRANSFER_MS_PER_TOKEN[tier]

@@ -100,6 +100,7 @@ class FleetView:
         self.refusals = Refusals()
         self.block_size_of_slot: Ints = np.zeros(0, dtype=np.int64)
         self._kept: dict[str | None, Candidates] = {}
+        self._adapters: frozenset[str] = frozenset()
         self._limits: Ints | None = None
         self._limited = False
         self.tokens_per_block: dict[int, Floats] = {}  # size -> that size for its slots, 0 for others; ascending
@@ -108,6 +109,7 @@ class FleetView:
         self.workers[worker.id.name] = worker
         for target in worker.targets:
             self._seat(target.slot, target)
+        self._list_adapters()
         self.changed()
 
     def remove(self, name: str) -> Worker | None:
@@ -116,8 +118,12 @@ class FleetView:
             self.refusals.forget(name)
             for target in worker.targets:
                 self._seat(target.slot, None)
+            self._list_adapters()
             self.changed()
         return worker
+
+    def _list_adapters(self) -> None:
+        self._adapters = frozenset(name for worker in self.workers.values() for name in worker.spec.adapters)
 
     def resized(self, target: Target, block_size_tokens: int) -> None:
         """The worker's events showed its real block size."""
@@ -162,9 +168,7 @@ class FleetView:
 
     def adapter_of(self, model: str | None) -> str | None:
         """The adapter that a model name means, if any worker lists it as one."""
-        if any(model in worker.spec.adapters for worker in self.workers.values() if worker.spec.adapters):
-            return model
-        return None
+        return model if model in self._adapters else None
 
     def candidates(self, now: float, model: str | None, ledger: Ledger, without: frozenset[str]) -> Candidates:
         """Who may get the request. `without` names workers that were tried already."""
