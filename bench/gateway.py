@@ -28,7 +28,6 @@ WARM_UP, REQUESTS = 1_000, 10_000
 STREAMS, STREAM_CHUNKS, CHUNK_MS = 64, 400, 4.0
 PROMPT_TOKENS = 190  # about 1 KB of JSON
 PATH = "/v1/completions"
-UPSTREAM = ["-m", "bench.rig.upstream", "--stream-chunks", str(STREAM_CHUNKS), "--chunk-ms", str(CHUNK_MS)]
 BARE = ["-m", "bench.rig.bare_relay"]
 
 
@@ -49,14 +48,14 @@ def _requests(gateway_core: int, other_core: int) -> list[Figure]:
         ("round_robin", 70.0, ["--plain"], _texts),
         ("cache_load", 130.0, [], _completions),
     ):
-        with pinned([*UPSTREAM, *kind], core=other_core) as workers:
-            straight = _drive(workers.ready[0], payloads(REQUESTS))
+        with pinned([*_upstream(CHUNK_MS), *kind], core=other_core) as workers:
+            straight = drive_all(workers.ready[0], payloads(REQUESTS))
             with pinned([*BARE, workers.ready[0]], core=gateway_core) as bare:
-                _drive(bare.ready["url"], payloads(WARM_UP))
+                drive_all(bare.ready["url"], payloads(WARM_UP))
                 bare_s, _ = _measured(bare, payloads(REQUESTS), CONNECTIONS)
             with pinned(serve_arguments(workers.ready, policy), core=gateway_core) as gateway:
                 wait_routable(gateway.ready["admin_url"], len(workers.ready))
-                _drive(gateway.ready["url"], payloads(WARM_UP))
+                drive_all(gateway.ready["url"], payloads(WARM_UP))
                 cpu_s, load = _measured(gateway, payloads(REQUESTS), CONNECTIONS)
                 figures += _request_figures(policy, limit_us, cpu_s, bare_s, load, straight, gateway.rss_mb())
     return figures
@@ -81,36 +80,45 @@ def _request_figures(
 
 
 def _chunks(gateway_core: int, other_core: int) -> list[Figure]:
-    with pinned(UPSTREAM, core=other_core) as workers:
-        straight = _drive(workers.ready[0], _streams(STREAMS), connections=STREAMS)
-        with pinned([*BARE, workers.ready[0]], core=gateway_core) as bare:
-            bare_s, bare_load = _measured(bare, _streams(STREAMS * 2), STREAMS)
-        with pinned(serve_arguments(workers.ready, "round_robin"), core=gateway_core) as gateway:
-            wait_routable(gateway.ready["admin_url"], len(workers.ready))
-            _drive(gateway.ready["url"], _streams(STREAMS), connections=STREAMS)
-            cpu_s, load = _measured(gateway, _streams(STREAMS * 2), STREAMS)
-    assert load.chunks == STREAMS * 2 * STREAM_CHUNKS, load
-    ceiling = straight.chunks / straight.wall_s
-    return [
-        Figure(
-            "gateway CPU per SSE chunk",
-            cpu_s / load.chunks * 1e6,
-            "us",
-            8.0,
-            bare_s / bare_load.chunks * 1e6,
-            "bare byte relay",
-        ),
-        Figure("  chunks per second", load.chunks / load.wall_s, "1/s", None, ceiling, "without gateway"),
-    ]
+    """As fast as it goes, which has the limit, and at the pace of a model, where each chunk wakes the gateway up."""
+    figures = []
+    for pace, chunk_ms, limit_us in (("as fast as it goes", 0.0, 8.0), (f"every {CHUNK_MS:g} ms", CHUNK_MS, None)):
+        with pinned(_upstream(chunk_ms), core=other_core) as workers:
+            straight = drive_all(workers.ready[0], _streams(STREAMS), connections=STREAMS)
+            with pinned([*BARE, workers.ready[0]], core=gateway_core) as bare:
+                bare_s, bare_load = _measured(bare, _streams(STREAMS * 2), STREAMS)
+            with pinned(serve_arguments(workers.ready, "round_robin"), core=gateway_core) as gateway:
+                wait_routable(gateway.ready["admin_url"], len(workers.ready))
+                drive_all(gateway.ready["url"], _streams(STREAMS), connections=STREAMS)
+                cpu_s, load = _measured(gateway, _streams(STREAMS * 2), STREAMS)
+        assert load.chunks == STREAMS * 2 * STREAM_CHUNKS, load
+        name, bare_us = f"gateway CPU per SSE chunk, {pace}", bare_s / bare_load.chunks * 1e6
+        figures += [
+            Figure(name, cpu_s / load.chunks * 1e6, "us", limit_us, bare_us, "bare byte relay"),
+            Figure(
+                "  chunks per second",
+                load.chunks / load.wall_s,
+                "1/s",
+                None,
+                straight.chunks / straight.wall_s,
+                "without gateway",
+            ),
+        ]
+    return figures
+
+
+def _upstream(chunk_ms: float) -> list[str]:
+    return ["-m", "bench.rig.upstream", "--stream-chunks", str(STREAM_CHUNKS), "--chunk-ms", str(chunk_ms)]
 
 
 def _measured(gateway: Pinned, payloads: Iterator[bytes], connections: int) -> tuple[float, Load]:
     began = gateway.cpu_s()
-    load = _drive(gateway.ready["url"], payloads, connections=connections)
+    load = drive_all(gateway.ready["url"], payloads, connections=connections)
     return gateway.cpu_s() - began, load
 
 
-def _drive(url: str, payloads: Iterator[bytes], connections: int = CONNECTIONS) -> Load:
+def drive_all(url: str, payloads: Iterator[bytes], connections: int = CONNECTIONS) -> Load:
+    """Every payload once, over so many connections."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(drive(url, payloads, connections=connections))
 
@@ -147,13 +155,13 @@ def serve_arguments(worker_urls: Sequence[str], policy: str) -> list[str]:
 def wait_routable(admin_url: str, count: int) -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        if sum(worker["routable"] for worker in _get(f"{admin_url}/admin/workers")["workers"]) == count:
+        if sum(worker["routable"] for worker in get_json(f"{admin_url}/admin/workers")["workers"]) == count:
             return
         time.sleep(0.1)
     raise TimeoutError("the gateway does not see its workers")
 
 
-def _get(url: str) -> Any:
+def get_json(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=10) as response:
         return json.load(response)
 

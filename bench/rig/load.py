@@ -20,6 +20,11 @@ class Load(Struct, frozen=True):
     requests: int
     chunks: int
     wall_s: float
+    latencies_s: list[float] = []
+
+    def percentile_ms(self, percent: int) -> float:
+        """Of the time from sending a request to the end of its answer."""
+        return sorted(self.latencies_s)[max(0, len(self.latencies_s) * percent // 100 - 1)] * 1e3
 
 
 class _Loop:
@@ -30,14 +35,16 @@ class _Loop:
         self._origin = origin
         self._payloads = payloads
         self._done = done
-        self.requests = 0
         self.chunks = 0
+        self.latencies_s: list[float] = []
+        self._sent_at = 0.0
 
     def next(self) -> None:
         payload = next(self._payloads, None)
         if payload is None:
             self._done.release()
         else:
+            self._sent_at = time.perf_counter()
             self._pool.request(self._origin, payload, self, CallTimeouts())
 
     def on_accepted(self) -> None:
@@ -50,7 +57,7 @@ class _Loop:
         self.chunks += data.count(b"data: {")
 
     def on_end(self) -> None:
-        self.requests += 1
+        self.latencies_s.append(time.perf_counter() - self._sent_at)
         self.next()
 
     def on_error(self, fault: Fault, detail: str) -> None:
@@ -70,7 +77,8 @@ async def drive(url: str, payloads: Iterator[bytes], *, connections: int) -> Loa
         await done.acquire()
     wall_s = time.perf_counter() - began
     pool.close()
-    return Load(sum(each.requests for each in loops), sum(each.chunks for each in loops), wall_s)
+    latencies_s = [latency for each in loops for latency in each.latencies_s]
+    return Load(len(latencies_s), sum(each.chunks for each in loops), wall_s, latencies_s)
 
 
 def post(path: str, body: bytes) -> bytes:

@@ -7,7 +7,8 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,10 +37,28 @@ class Pinned:
 @contextmanager
 def pinned(arguments: Sequence[str], *, core: int) -> Iterator[Pinned]:
     """Runs `python ARGUMENTS` on that core until the block ends."""
+    with _running(arguments, core) as process:
+        yield Pinned(process, _ready_line(process))
+
+
+@contextmanager
+def launched(arguments: Sequence[str], *, core: int, is_ready: Callable[[], bool]) -> Iterator[Pinned]:
+    """The same for a program that does not say by itself when it is ready."""
+    with _running(arguments, core) as process:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not is_ready():
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise TimeoutError(f"`{' '.join(arguments[:3])}` does not answer")
+            time.sleep(0.1)
+        yield Pinned(process, None)
+
+
+@contextmanager
+def _running(arguments: Sequence[str], core: int) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     os.sched_setaffinity(process.pid, {core})
     try:
-        yield Pinned(process, _ready_line(process))
+        yield process
     finally:
         assert process.stdin is not None and process.stdout is not None
         process.terminate()
