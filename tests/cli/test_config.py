@@ -57,8 +57,8 @@ def test_typos_stop_the_start_and_all_of_them_are_named(run: Any) -> None:
         "  known here: `header`, `ttl_s`, `hard`\n"
         "hint: did you mean `affinity.ttl_s`?\n"
         "error: unknown key `helth` (from environment KVRELAY_HELTH__INTERVAL_S)\n"
-        "  known here: `gateway`, `workers`, `health`, `affinity`, `retry`, `tokens`, `policy`, `receipts`, `tenants`,"
-        " `store`\n"
+        "  known here: `gateway`, `workers`, `health`, `affinity`, `retry`, `tokens`, `index`, `policy`, `receipts`,"
+        " `tenants`, `store`\n"
         "hint: did you mean `KVRELAY_HEALTH`?\n"
     )
 
@@ -71,13 +71,13 @@ def test_a_variable_with_our_prefix_that_means_nothing_stops_the_start(run: Any)
 
 
 def test_bad_values_unsupported_ones_and_unreadable_files(run: Any) -> None:
-    result = run("show", "--policy", "cache_lod", env={"KVRELAY_RETRY__MIGRATE": "true"})
+    result = run("show", "--policy", "cache_lod", env={"KVRELAY_STORE__FAILURE_POLICY": "fail"})
     assert result.stderr == (
         "error: `gateway.policy` is `cache_lod` (from `--policy`)\n"
         "  legal: `cache_load`, `least_load`, `random`, `round_robin`, `sticky`, `sticky_load`\n"
         "hint: did you mean `cache_load`?\n"
-        "error: `retry.migrate` is `true` (from environment KVRELAY_RETRY__MIGRATE)\n"
-        "  not supported in this version; supported: `false`\n"
+        "error: `store.failure_policy` is `fail` (from environment KVRELAY_STORE__FAILURE_POLICY)\n"
+        "  not supported in this version; supported: `recompute`\n"
     )
     assert run("show", "-c", "absent.toml").stderr == (
         "error: cannot read the configuration file `absent.toml` (from `--config`)\n  No such file or directory\n"

@@ -114,7 +114,6 @@ def test_values_out_of_range_echo_the_value_and_the_range(variable: str, value: 
     ("variable", "value"),
     [
         ("GATEWAY__PROCESSES", "2"),
-        ("RETRY__MIGRATE", "true"),
         ("STORE__FAILURE_POLICY", "fail"),
         ("STORE__TIERS", '[{"kind": "memory", "url": "memory://"}]'),
         ("TENANTS__ACME__TRUST_GROUP", "g"),

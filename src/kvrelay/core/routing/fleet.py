@@ -4,7 +4,7 @@ Filters run in this order: alive, not draining, model or adapter, role, capacity
 change between two requests is kept; a fleet of hundreds is not walked per request.
 
 A request for which nobody routable is left goes to the least bad of the others, as long as no probe says that they are
-gone: a refusal is certain to disappoint its client, a suspended worker is not (docs/decisions/0006-last-resort.md).
+gone: a refusal is certain to disappoint its client, a suspended worker is not (docs/decisions/0007-last-resort.md).
 """
 
 from __future__ import annotations

@@ -84,6 +84,8 @@ class Connector(Protocol):
     """One kind of engine."""
 
     name: str
+    shows_token_ids: bool
+    """Whether `return_token_ids` puts the ids of the prompt and of each piece of text into a stream."""
     counts_streams: bool
     """Whether `stream_options.include_usage` adds one event without choices to a stream, and changes nothing else."""
     metrics: MetricsMap

@@ -44,6 +44,7 @@ class Models(Struct):
 class OpenAiConnector:
     name = "openai"
     metrics = MetricsMap(dict.fromkeys(CANONICAL, ()))
+    shows_token_ids = False
     counts_streams = False  # OpenAI's own servers put `usage: null` into every event, others refuse the question
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:

@@ -253,6 +253,7 @@ class Gateway:
             total_s=timeouts.total_s,
             draw=self.draw,
             forwards_credentials=not tenants.keys_required,
+            migrates=self.config.retry.migrate,
             spawn=self._spawn,
         )
 

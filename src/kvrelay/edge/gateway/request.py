@@ -27,6 +27,8 @@ from kvrelay.core.model.effects import BreakOff, Dispatch, Refuse
 from kvrelay.core.model.events import (
     AttemptAccepted,
     AttemptFailed,
+    CanGoOn,
+    CannotGoOn,
     ClientLeft,
     FirstTokenSeen,
     RequestArrived,
@@ -45,6 +47,7 @@ from kvrelay.edge.gateway.heads import (
     worker_request,
 )
 from kvrelay.edge.gateway.host import RouterHost
+from kvrelay.edge.gateway.migration import StreamFollower, follow
 from kvrelay.edge.gateway.openai import RequestBody, Unscored, read_body, with_salt
 from kvrelay.edge.gateway.scoring import prompt_at_once, prompt_in_time
 from kvrelay.edge.gateway.stream import StreamWatch
@@ -73,6 +76,7 @@ class Surroundings(Struct, frozen=True):
     total_s: float
     draw: Callable[[], int]
     forwards_credentials: bool
+    migrates: bool
     spawn: Callable[[Any], asyncio.Task[None]]
 
 
@@ -82,6 +86,7 @@ class ClientRequest:
     __slots__ = (
         "_around",
         "_attempt",
+        "_begun_followed",
         "_body",
         "_call",
         "_counted",
@@ -90,6 +95,8 @@ class ClientRequest:
         "_dispatch",
         "_exchange",
         "_filter",
+        "_followed",
+        "_follower",
         "_gave_up",
         "_head",
         "_held",
@@ -97,10 +104,12 @@ class ClientRequest:
         "_hides_usage",
         "_holding",
         "_id_bytes",
+        "_paused",
         "_relaying",
         "_request_id",
         "_route",
         "_second_asking",
+        "_sent_body",
         "_status",
         "_stream_options",
         "_tenant",
@@ -140,6 +149,10 @@ class ClientRequest:
         self._stream_options: bytes | None = None
         self._second_asking = False
         self._filter: UsageFilter | None = None
+        self._follower: StreamFollower | None = None
+        self._begun_followed = False
+        self._sent_body = b""
+        self._paused = False
         self._cut_because: str | None = None
         self._forget_answer()
 
@@ -151,6 +164,8 @@ class ClientRequest:
         exchange.on_flow = self._client_flow
         self._around.host.requests[self._request_id] = self
         body, salt = self._read_body()
+        if self._around.migrates and body.streams and not self._head.sealed_body:
+            self._follower = follow(exchange.path, self._body)
         router = self._around.host.router
         adapter = router.adapter_of(body.model)
         if router.draining:  # it will be refused, so its tokens are not worth knowing
@@ -227,14 +242,28 @@ class ClientRequest:
             return
         self._route = route = self._around.route_of(effect.worker.name)
         self._second_asking = False
+        self._sent_body = body = self._body_for(route, effect)
         edited = None
         if self._hides_usage and route.learned.counts_unasked:
-            edited = asking(self._body, self._stream_options)
+            edited = asking(body, self._stream_options)
         self._filter = None if edited is None else UsageFilter()
-        self._ask(route, effect, self._body if edited is None else edited)
+        self._ask(route, effect, body if edited is None else edited)
+
+    def _body_for(self, route: Route, effect: Dispatch) -> bytes:
+        """The request as it came, or what continues its stream; where that is followed, asked so that it can be."""
+        follower = self._follower
+        if follower is None:
+            return self._body
+        body = follower.continuation() if effect.continues else self._body
+        follower.begin(continues=effect.continues)
+        return follower.asking(body, shows_ids=route.connector.shows_token_ids)
 
     def _ask(self, route: Route, effect: Dispatch, body: bytes) -> None:
+        watch = self._watch
         self._forget_answer()
+        if effect.continues and watch is not None:
+            self._watch = watch
+            watch.go_on()
         payload = worker_request(
             route,
             method=self._exchange.method,
@@ -246,6 +275,8 @@ class ClientRequest:
         self._call = self._around.pool.request(
             route.origin, payload, self, self._around.timeouts, head=self._exchange.method == "HEAD"
         )
+        if self._paused:
+            self._call.set_flow(False)
 
     def refuse(self, effect: Refuse) -> None:
         self.cancel()
@@ -318,14 +349,25 @@ class ClientRequest:
     def on_head(self, status: int, headers: list[Header]) -> None:
         self._status = status
         self._upstream_headers = headers
+        if self._follower is not None and not self._follow(status, headers):
+            return
         if is_for_router(status):
             self._holding = True
         elif self._filter is not None and not self._passes_edited(status, headers):
             return
         elif self._second_asking and status < 400:
             self._learn_that_question_shows()
-        if is_event_stream(headers) and not self._holding:
+        if is_event_stream(headers) and not self._holding and self._watch is None:
             self._watch = StreamWatch()
+
+    def _follow(self, status: int, headers: list[Header]) -> bool:
+        """False: this was to continue a stream, and is none."""
+        self._followed = status < 400 and is_event_stream(headers) and editable(headers)
+        if self._relaying and not self._followed and not is_for_router(status):
+            self.cancel()
+            self._fail(Fault.NOT_CONTINUED, f"answered {status} to what continues a stream", http_status=status)
+            return False
+        return True
 
     def on_data(self, data: bytes) -> None:
         if not self._relaying and not self._holding and self._status < 400 and gave_up_at_once(data):
@@ -334,10 +376,15 @@ class ClientRequest:
             self._hold(data)
             return
         passed = data if self._filter is None else self._filter.take(data)
+        if self._followed:
+            assert self._follower is not None
+            passed = self._follower.take(passed)
         if self._relaying:
             self._exchange.write(passed)
         elif passed:
             self._start_relaying(passed)
+        if self._followed and self._fails_in_its_stream():
+            return
         watch = self._watch
         if watch is None:
             self._count(data)
@@ -346,7 +393,12 @@ class ClientRequest:
 
     def on_end(self) -> None:
         self._call = None
-        if self._holding and self._filter is not None and speaks_of_question(b"".join(self._held)):
+        if (
+            self._holding
+            and self._filter is not None
+            and not self._relaying
+            and speaks_of_question(b"".join(self._held))
+        ):
             self._ask_as_sent()
             return
         if is_for_router(self._status) or (self._gave_up and self._holding):
@@ -354,6 +406,12 @@ class ClientRequest:
             self._fail(fault, "", http_status=self._status, retry_after=retry_after_s(self._upstream_headers))
             return
         rest = b"".join(self._held) if self._filter is None or self._holding else self._filter.rest()
+        if self._followed:
+            assert self._follower is not None
+            rest = self._follower.take(rest) + self._follower.take_rest()
+            if not self._follower.ended:
+                self._fail(Fault.RESET, "the stream ended before its end")
+                return
         if not self._relaying:
             self._start_relaying(rest)
         elif rest:
@@ -365,7 +423,19 @@ class ClientRequest:
 
     def on_error(self, fault: Fault, detail: str) -> None:
         self._call = None
-        self._fail(fault, detail)
+        if self._relaying and self._watch is not None and self._watch.is_complete():
+            self.on_end()  # nothing but the end of the body is missing
+        else:
+            self._fail(fault, detail)
+
+    def _fails_in_its_stream(self) -> bool:
+        """The worker has said that it cannot go on, in a stream that it ends as if all were well."""
+        assert self._follower is not None
+        if self._follower.failed is None:
+            return False
+        self.cancel()
+        self._fail(Fault.SERVER_ERROR, self._follower.failed)
+        return True
 
     # --- what the client does ----------------------------------------------------------------------------------------
 
@@ -379,6 +449,7 @@ class ClientRequest:
         self._around.host.feed(ClientLeft(self._request_id, gaps_ms))
 
     def _client_flow(self, wanted: bool) -> None:
+        self._paused = not wanted
         if self._call is not None:
             self._call.set_flow(wanted)
 
@@ -390,6 +461,7 @@ class ClientRequest:
         self._held = []
         self._held_bytes = 0
         self._holding = False
+        self._followed = False
         self._gave_up = False
         self._counted = []
         self._counted_bytes = 0
@@ -415,6 +487,7 @@ class ClientRequest:
     def _start_relaying(self, first: bytes) -> None:
         assert self._dispatch is not None and self._route is not None
         self._relaying = True
+        self._begun_followed = self._followed
         headers = client_headers(self._status, self._upstream_headers, self._id_bytes, self._dispatch, self._route)
         self._exchange.start(self._status, headers, first)
 
@@ -435,7 +508,7 @@ class ClientRequest:
         assert self._route is not None and self._dispatch is not None and not self._relaying
         self._filter = None
         self._second_asking = True
-        self._ask(self._route, self._dispatch, self._body)
+        self._ask(self._route, self._dispatch, self._sent_body)
 
     def _learn_that_question_shows(self) -> None:
         """Of two requests that differ in the question only, the one without it was answered."""
@@ -465,7 +538,8 @@ class ClientRequest:
         assert self._route is not None
         if self._watch is not None:
             taken_out = b"" if self._filter is None else self._filter.usage_event
-            return self._route.connector.usage_from_sse(taken_out or self._watch.tail())
+            usage = self._route.connector.usage_from_sse(taken_out or self._watch.tail())
+            return usage if self._follower is None else self._follower.usage(usage)
         if self._status >= 400 or not self._counted:
             return Usage()
         return self._route.connector.usage_from_body(b"".join(self._counted))
@@ -482,8 +556,17 @@ class ClientRequest:
                 retry_after_s=retry_after,
                 detail=detail,
                 relayed=self._relaying,
+                rest=self._rest(),
             )
         )
+
+    def _rest(self) -> CanGoOn | CannotGoOn | None:
+        """Whether the answer, a part of which the client has, could come from another worker."""
+        if not self._relaying or not self._around.migrates:
+            return None
+        if self._follower is None or not self._begun_followed:
+            return CannotGoOn("not_a_stream_to_follow")
+        return self._follower.rest()
 
 
 def _where(mistake: Exception) -> str:

@@ -55,8 +55,16 @@ class StreamWatch:
             return False
         self.saw_token = True
         self._carry = b""
+        if self._last_s and len(self.gaps_ms) < MAX_GAPS:
+            self.gaps_ms.append(round((now_s - self._last_s) * 1000, 3))
         self._last_s = now_s
         return True
+
+    def go_on(self) -> None:
+        """Another worker continues the stream. The gap in between is one that its client sees."""
+        self.saw_token = False
+        self._carry = b""
+        self._tail.clear()
 
     def is_complete(self) -> bool:
         """Whether the worker has said all, though its body has not ended."""

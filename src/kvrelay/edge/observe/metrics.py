@@ -107,6 +107,9 @@ class Metrics(Collector):
         self.attempts_failed = Counter(
             "kvrelay_attempts_failed_total", "Attempts that ended badly, retried or not.", ("worker", "fault")
         )
+        self.migrations = Counter(
+            "kvrelay_migrations_total", "Streams that went on at this worker after another one was lost.", ("worker",)
+        )
         self.spills = Counter(
             "kvrelay_spills_total", "Requests sent away from the best cache or their session's worker: too busy."
         )
@@ -156,6 +159,8 @@ class Metrics(Collector):
         for attempt in receipt.attempts:
             if attempt.fault is not None:
                 self.attempts_failed.add((attempt.worker, attempt.fault.value))
+            if attempt.continued:
+                self.migrations.add((attempt.worker,))
         if receipt.spilled_from is not None:
             self.spills.add(())
         if receipt.unscored_because is not None:
@@ -224,6 +229,7 @@ class Metrics(Collector):
         return (
             self.requests,
             self.attempts_failed,
+            self.migrations,
             self.spills,
             self.unscored,
             self.claimed,

@@ -143,6 +143,7 @@ def router_settings(config: Config, *, key_seed: bytes, manifest_digest: str | N
         spill=Spill(config.policy.sticky_load.spill_ratio, config.policy.sticky_load.spill_requests),
         retry_attempts=config.retry.attempts,
         retry_budget_ratio=config.retry.budget_ratio,
+        migrate=config.retry.migrate,
         queue_depth=config.gateway.limits.queue_depth,
         queue_wait_s=config.gateway.limits.queue_wait_s,
         approximate_ttl_s=config.index.guess_ttl_s,

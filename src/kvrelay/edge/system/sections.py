@@ -293,7 +293,11 @@ class RetrySection(Section):
         ge=0,
         le=10,
     )
-    migrate: Annotated[bool, _only(False)] = key(False, "Continue a broken stream elsewhere.", "Not built yet.")
+    migrate: bool = key(
+        _ROUTER.migrate,
+        "Continue a stream whose worker was lost on another worker.",
+        "true: fewer broken streams; every stream is read piece by piece, which costs time per token.",
+    )
 
 
 class TokensSection(Section):

@@ -32,13 +32,19 @@ class _Body(Sampling, kw_only=True):
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     tools: list[Any] | None = None
     tool_choice: Any = None
 
 
 def read(body: bytes, spec: MockSpec) -> Generation:
     received = decode_body(body, _Body)
-    prompt = chat_tokens(received.messages, add_generation_prompt=received.add_generation_prompt, tools=received.tools)
+    prompt = chat_tokens(
+        received.messages,
+        add_generation_prompt=received.add_generation_prompt,
+        continue_final_message=received.continue_final_message,
+        tools=received.tools,
+    )
     return make_generation(
         dialect=partial(
             ChatDialect,
@@ -61,6 +67,9 @@ def _limit(received: _Body, spec: MockSpec) -> Limit:
     asked = received.max_tokens if received.max_completion_tokens is None else received.max_completion_tokens
     if asked is None and received.ignore_eos:
         return Limit(spec.context_tokens, natural=False)
+    if asked is None and received.continue_final_message:  # what is there counts as a part of the reply
+        said = len(tokenizer.encode(tokenizer.content_text(received.messages[-1])))
+        return Limit(max(1, spec.reply_tokens - said), natural=True)
     return limit_or_natural(asked, spec)
 
 
@@ -83,8 +92,12 @@ def read_tokenize(received: Mapping[str, Any]) -> TokenIds:
         tools = msgspec.convert(received.get("tools"), list[Any] | None)
     except msgspec.ValidationError as error:
         raise RequestError(400, f"`prompt` (a text) or `messages` is needed: {error}") from error
-    prompted = bool(received.get("add_generation_prompt", True))
-    return chat_tokens(messages, add_generation_prompt=prompted, tools=tools)
+    return chat_tokens(
+        messages,
+        add_generation_prompt=bool(received.get("add_generation_prompt", True)),
+        continue_final_message=bool(received.get("continue_final_message", False)),
+        tools=tools,
+    )
 
 
 class ChatDialect(SseDialect):
@@ -103,10 +116,16 @@ class ChatDialect(SseDialect):
 
     def first(self, choice: Choice) -> bytes:
         if self._call is None:
-            return self.event(choice, b'"delta":{"role":"assistant","content":""}')
+            return self._opening_of(choice)
         call = {"index": 0, **self._call_body(choice, arguments="")}
         delta = {"role": "assistant", "content": None, "tool_calls": [call]}
         return self.event(choice, b'"delta":' + msgspec.json.encode(delta))
+
+    def _opening_of(self, choice: Choice) -> bytes:
+        """The role, and the prompt's ids beside the choices."""
+        event = self.event(choice, b'"delta":{"role":"assistant","content":""}')
+        ids = msgspec.json.encode(self.reply.prompt_ids(choice)) if self.return_token_ids else b"null"
+        return event.removesuffix(b"}\n\n") + b',"prompt_token_ids":%b}\n\n' % ids
 
     def delta(self, choice: Choice, token_id: int, *, last: bool) -> bytes:
         if self._call is None:

@@ -93,7 +93,7 @@ class SseDialect:
     def token(self, choice: Choice, finished: Finished | None) -> bytes:
         """By hand rather than through an encoder: this is the one thing that happens once per token and request."""
         token_id = choice.token_ids[-1]
-        ids = b',"token_ids":[%d]' % token_id if self.return_token_ids else b""
+        ids = self.ids_member(choice, token_id)
         reason, mark = b"null", b""
         if finished is not None:
             reason = b'"' + self.reason(finished).encode() + b'"'
@@ -111,6 +111,10 @@ class SseDialect:
     def event(self, choice: Choice, delta: bytes) -> bytes:
         """An event that carries no token."""
         return self._head + b'%d,%b,"logprobs":null,"finish_reason":null}]}\n\n' % (choice.index, delta)
+
+    def ids_member(self, choice: Choice, token_id: int) -> bytes:
+        """As the engine does, the member is there in any case."""
+        return b',"token_ids":[%d]' % token_id if self.return_token_ids else b',"token_ids":null'
 
     def delta(self, choice: Choice, token_id: int, *, last: bool) -> bytes:
         """The member with the text of one token."""
@@ -134,6 +138,13 @@ class SseDialect:
 
 class CompletionDialect(SseDialect):
     whole_kind = chunk_kind = "text_completion"
+
+    def ids_member(self, choice: Choice, token_id: int) -> bytes:
+        """The prompt's ids come with the first token."""
+        prompt_ids = b"null"
+        if self.return_token_ids and len(choice.token_ids) == 1:
+            prompt_ids = msgspec.json.encode(self.reply.prompt_ids(choice))
+        return b',"prompt_token_ids":%b' % prompt_ids + super().ids_member(choice, token_id)
 
     def delta(self, choice: Choice, token_id: int, *, last: bool) -> bytes:
         return b'"text":"%c"' % token_id

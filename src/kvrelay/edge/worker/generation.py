@@ -111,12 +111,23 @@ def adapter_of(model: str | None, spec: MockSpec) -> str | None:
 
 
 def chat_tokens(
-    messages: list[ChatMessage], *, add_generation_prompt: bool = True, tools: list[Any] | None
+    messages: list[ChatMessage],
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: list[Any] | None,
 ) -> TokenIds:
     if not messages:
         raise RequestError(400, "`messages` is empty", param="messages")
+    if add_generation_prompt and continue_final_message:
+        raise RequestError(400, "Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     try:
-        text = tokenizer.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools or ())
+        text = tokenizer.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools or (),
+        )
     except ValueError as error:
         raise RequestError(400, str(error), param="messages") from error
     return tokenizer.encode(text)

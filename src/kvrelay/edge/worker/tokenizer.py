@@ -65,10 +65,17 @@ def decode(token_ids: Sequence[int]) -> str:
 
 
 def render_chat(
-    messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True, tools: Sequence[Any] = ()
+    messages: Sequence[ChatMessage],
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: Sequence[Any] = (),
 ) -> str:
-    """The conversation as the text that is tokenized: first the tools in their order, then the turns."""
-    turns = [f"<|im_start|>{message.role}\n{_content_text(message)}<|im_end|>\n" for message in messages]
+    """The conversation as the text that is tokenized: first the tools in their order, then the turns. A final message
+    that is to be continued stays open."""
+    turns = [f"<|im_start|>{message.role}\n{content_text(message)}<|im_end|>\n" for message in messages]
+    if continue_final_message:
+        turns[-1] = turns[-1].removesuffix("<|im_end|>\n")
     if tools:
         turns.insert(0, f"<|im_start|>system\n{_lines(tools)}<|im_end|>\n")
     if add_generation_prompt:
@@ -76,7 +83,8 @@ def render_chat(
     return "".join(turns)
 
 
-def _content_text(message: ChatMessage) -> str:
+def content_text(message: ChatMessage) -> str:
+    """What a message says, as it stands in the conversation."""
     if message.content is None or isinstance(message.content, str):
         text = message.content or ""
     else:

@@ -25,6 +25,7 @@ class VllmConnector(OpenAiConnector):
 
     name = "vllm"
     metrics = metrics_map.MAP
+    shows_token_ids = True
     counts_streams = True
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
