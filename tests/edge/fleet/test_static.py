@@ -178,7 +178,7 @@ async def test_another_topic_is_not_subscribed_to() -> None:
         assert run.of(KvBatch) == []
         run.fleet.replay(RequestReplay(run.of(WorkerJoined)[0].worker, 0, 0))
         await run.until(lambda: run.of(ReplayUnavailable))
-        assert run.of(ReplayUnavailable)[0].detail == "its events have topic b'kv@a@m', subscribed is b'kv@b'"
+        assert run.of(ReplayUnavailable)[0].detail == "its events have topic `kv@a@m`, subscribed is `kv@b`"
 
 
 @pytest.mark.covers("RT-22", "S03")

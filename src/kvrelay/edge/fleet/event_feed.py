@@ -40,7 +40,7 @@ from kvrelay.core.model.events import (
 from kvrelay.core.model.ids import WorkerId
 from kvrelay.edge.connectors.base import Connector, DecodedBatch, EventSource, MalformedEvents
 from kvrelay.edge.connectors.vllm.replay import NoReplay, Replayed, replay
-from kvrelay.edge.connectors.vllm.subscriber import EventSubscriber
+from kvrelay.edge.fleet.event_sockets import Subscription
 from kvrelay.edge.fleet.surroundings import Surroundings
 
 MAX_HELD_MESSAGES = 10_000
@@ -84,7 +84,9 @@ class EventFeed:
         self._attributable.set()
         self._asking = asyncio.Lock()
         self._held: deque[_Message] = deque()
-        self._subscribers: dict[EventSource, EventSubscriber] = {}
+        self._subscribers: dict[EventSource, Subscription] = {}
+        self._not_subscribed: dict[EventSource, str] = {}  # why
+        self._foreign_topic: str | None = None
         self._connected: set[EventSource] = set()
         self.last_seq: dict[int, int] = {}
         self._last_published_s: dict[int, float] = {}
@@ -97,6 +99,16 @@ class EventFeed:
         return tuple(self._subscribers)
 
     @property
+    def problem(self) -> str | None:
+        """Why its events cannot reach us, where that is certain; None while nothing is known against it."""
+        for reason in self._not_subscribed.values():
+            return reason
+        if self.last_seq:
+            return None
+        shared = next((part.problem for part in self._subscribers.values() if part.problem is not None), None)
+        return shared or self._foreign_topic
+
+    @property
     def held_messages(self) -> int:
         return len(self._held)
 
@@ -107,6 +119,7 @@ class EventFeed:
         if worker != self._worker:
             self.last_seq.clear()
             self._last_published_s.clear()
+            self._foreign_topic = None
             self.began_again = False
         self._worker, self._connector, self._tells_lives = worker, connector, tells_lives
         self._subscribe(sources)
@@ -180,7 +193,11 @@ class EventFeed:
         answer = await replay(
             self._around.sockets, source.replay, topic=source.topic, from_seq=from_seq, timeout_s=REPLAY_TIMEOUT_S
         )
-        return answer if self._worker == worker else NoReplay("another process took its place")
+        if self._worker != worker:
+            return NoReplay("another process took its place")
+        if isinstance(answer, NoReplay) and answer.foreign_topic:
+            self._foreign_topic = answer.reason
+        return answer
 
     def _on_connected(self, source: EventSource) -> None:
         if source in self._connected:
@@ -203,6 +220,8 @@ class EventFeed:
 
     def _subscribe(self, sources: tuple[EventSource, ...]) -> None:
         """Sockets whose source stays are kept: they reconnect by themselves, and a new one would miss messages."""
+        for source in [source for source in self._not_subscribed if source not in sources]:
+            del self._not_subscribed[source]
         for source in self.sources:
             if source not in sources:
                 self._subscribers.pop(source).close()
@@ -211,15 +230,17 @@ class EventFeed:
             if source not in self._subscribers:
                 try:
                     self._subscribers[source] = self._subscriber(source)
+                    self._not_subscribed.pop(source, None)
                 except zmq.ZMQError as error:
+                    self._not_subscribed[source] = f"cannot subscribe to {source.endpoint}: {error}"
                     _log.error("no events of worker %s from %s: %s", self._name, source.endpoint, error)
 
-    def _subscriber(self, source: EventSource) -> EventSubscriber:
-        return EventSubscriber(
-            self._around.sockets,
+    def _subscriber(self, source: EventSource) -> Subscription:
+        return self._around.event_sockets.subscribe(
+            self._name,
             source,
-            on_message=self._on_message,
-            on_malformed=self._on_malformed,
+            on_message=lambda topic, seq, payload: self._on_message(seq, payload),
+            on_malformed=lambda topic, reason: self._on_malformed(reason),
             on_connected=lambda: self._on_connected(source),
         )
 

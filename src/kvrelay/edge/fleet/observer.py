@@ -11,6 +11,8 @@ class FleetObserver(Protocol):
 
     def count_malformed(self, worker: str) -> None: ...
 
+    def count_unknown_topic(self, endpoint: str) -> None: ...
+
     def forget_worker(self, worker: str) -> None: ...
 
 
@@ -21,6 +23,9 @@ class NoObserver:
         return
 
     def count_malformed(self, worker: str) -> None:
+        return
+
+    def count_unknown_topic(self, endpoint: str) -> None:
         return
 
     def forget_worker(self, worker: str) -> None:

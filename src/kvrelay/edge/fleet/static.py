@@ -21,6 +21,7 @@ from kvrelay.core.model.events import (
     WorkerResumed,
 )
 from kvrelay.edge.fleet.change import FleetChange, fleet_change
+from kvrelay.edge.fleet.event_sockets import EventSockets, SharedSocketView
 from kvrelay.edge.fleet.observer import FleetObserver, NoObserver
 from kvrelay.edge.fleet.surroundings import Surroundings
 from kvrelay.edge.fleet.view import Upstream, WorkerView
@@ -67,9 +68,11 @@ class Fleet:
     async def start(self) -> None:
         """Begins to watch the configured workers; they may come later than this."""
         health = self._settings.health
+        sockets: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._around = Surroundings(
             session=_session(health.timeout_s),
-            sockets=zmq.Context(),
+            sockets=sockets,
+            event_sockets=EventSockets(sockets, self._observer),
             feed=self._feed,
             clock=self._clock,
             observer=self._observer,
@@ -197,6 +200,10 @@ class Fleet:
 
     def view(self, name: str) -> WorkerView:
         return self._watch(name).view()
+
+    def shared_event_sockets(self) -> list[SharedSocketView]:
+        """Sockets that workers connect to, and what came in there that belongs to nobody."""
+        return [] if self._around is None else self._around.event_sockets.views()
 
     def names(self) -> tuple[str, ...]:
         """Of all workers, also of those that have not answered yet."""

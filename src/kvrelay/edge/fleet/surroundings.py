@@ -9,6 +9,7 @@ import zmq
 from msgspec import Struct
 
 from kvrelay.core.model.events import Event
+from kvrelay.edge.fleet.event_sockets import EventSockets
 from kvrelay.edge.fleet.observer import FleetObserver
 
 
@@ -17,6 +18,7 @@ class Surroundings(Struct):
 
     session: aiohttp.ClientSession
     sockets: zmq.Context[zmq.Socket[bytes]]
+    event_sockets: EventSockets
     feed: Callable[[Event], None]
     clock: Callable[[], float]
     observer: FleetObserver

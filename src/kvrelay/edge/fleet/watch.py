@@ -66,6 +66,7 @@ class WorkerWatch:
         self._last_probe_detail = "not probed yet"
         self._last_scrape: Scrape | None = None
         self._silence = EventSilence()
+        self._refused: str | None = None  # why we do not listen where it publishes
         self._events_problem_said = False
         self._agent: AgentLink | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,7 +134,7 @@ class WorkerWatch:
             held_messages=self._events.held_messages,
             malformed_messages=self._events.malformed_messages,
             last_scrape=self._last_scrape,
-            events_problem=self._silence.problem,
+            events_problem=self._events_problem,
             tells_lives=self._tells_lives,
             agent=None if self._agent is None else self._agent.view(),
         )
@@ -163,6 +164,10 @@ class WorkerWatch:
             if self._connector is None:
                 self._connector = await detect(session, self.config.url, self._headers)
             description = await self._connector.describe(session, self.config.url, self._headers)
+            self._refused = None
+            if self.config.events == "auto":
+                beyond = [source.endpoint for source in description.sources if _listens_beyond_loopback(source)]
+                self._refused = _why_refused(beyond[0]) if beyond else None
             self._adopt(_as_configured(description, self.config), self._connector)
             self._doubtful = False
             self._events.resume()
@@ -177,6 +182,7 @@ class WorkerWatch:
             self._silence, self._events_problem_said = EventSilence(), False
             self._introduce(description)
             self._around.feed(WorkerJoined(worker, description.spec))
+        self._tell_events_problem()
 
     @property
     def _tells_lives(self) -> bool:
@@ -239,6 +245,7 @@ class WorkerWatch:
         if effect.from_seq > 0:
             await self._ask_again()
         await self._events.replay(effect)
+        self._tell_events_problem()
 
     # --- whether it lives, and its load ------------------------------------------------------------------------
 
@@ -284,16 +291,23 @@ class WorkerWatch:
         self._listen(scrape)
 
     def _listen(self, scrape: Scrape) -> None:
-        if not self._events.sources:
+        if self._events.sources:
+            self._silence.observe(scrape, heard=bool(self._events.last_seq))
+        self._tell_events_problem()
+
+    @property
+    def _events_problem(self) -> str | None:
+        return self._refused or self._events.problem or self._silence.problem
+
+    def _tell_events_problem(self) -> None:
+        """When it begins and when it ends. How much was computed in silence changes all the time and is no news."""
+        problem = self._events_problem
+        if (problem is None) == (not self._events_problem_said) or self._worker is None:
             return
-        before = self._silence.problem
-        self._silence.observe(scrape, heard=bool(self._events.last_seq))
-        problem = self._silence.problem
-        if (problem is None) != (before is None) and self._worker is not None:
-            self._around.feed(EventsHeard(self._worker, problem))
-        if problem is not None and not self._events_problem_said:
-            _log.warning("events_silent worker=%s: %s", self.config.name, problem)
         self._events_problem_said = problem is not None
+        self._around.feed(EventsHeard(self._worker, problem))
+        if problem is not None:
+            _log.warning("events_silent worker=%s: %s", self.config.name, problem)
 
     def _report_load(self, worker: WorkerId, scrape: Scrape) -> None:
         for rank, load in scrape.ranks.items():
@@ -312,6 +326,15 @@ class WorkerWatch:
         return None not in (before, scrape.process_start_s) and before != scrape.process_start_s
 
 
+def _why_refused(endpoint: str) -> str:
+    return f'it publishes to {endpoint}, beyond loopback; `events = "bind:{endpoint}"` says that we shall listen there'
+
+
+def _listens_beyond_loopback(source: EventSource) -> bool:
+    host = source.endpoint.removeprefix("tcp://").rpartition(":")[0]
+    return source.bind and source.endpoint.startswith("tcp://") and not host.startswith(("127.", "localhost", "[::1]"))
+
+
 def _as_configured(description: Description, config: WorkerConfig) -> Description:
     """What the operator stated about a worker goes over what it says of itself."""
     sources = _sources(description.sources, config)
@@ -327,11 +350,16 @@ def _as_configured(description: Description, config: WorkerConfig) -> Descriptio
 
 
 def _sources(found: tuple[EventSource, ...], config: WorkerConfig) -> tuple[EventSource, ...]:
+    """Nothing is listened on beyond loopback because a worker says so: that takes an `events` of the operator."""
     if config.events == "none":
         return ()
-    if config.events != "auto":
-        bind = config.events.startswith("bind:")
-        found = (EventSource(rank=0, endpoint=config.events.removeprefix("bind:"), bind=bind),)
+    if config.events == "auto":
+        found = tuple(source for source in found if not _listens_beyond_loopback(source))
+    else:
+        endpoint = config.events.removeprefix("bind:")
+        own = found[0] if found else EventSource(rank=0, endpoint=endpoint)
+        bind = endpoint != config.events or (own.bind and own.endpoint == endpoint)
+        found = (msgspec.structs.replace(own, endpoint=endpoint, bind=bind),)
     if config.replay != "auto":
         replay_endpoint = None if config.replay == "none" else config.replay
         found = tuple(msgspec.structs.replace(source, replay=replay_endpoint) for source in found)

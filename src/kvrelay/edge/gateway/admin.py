@@ -104,6 +104,7 @@ class Admin:
             "gateway": self._gateway.describe(),
             "config": self._gateway.config_state,
             "tokens": self._gateway.describe_tokens(),
+            "event_sockets": msgspec.to_builtins(self._gateway.fleet.shared_event_sockets()),
         }
         return _json({**router, **described})
 
@@ -260,7 +261,10 @@ def _worker(view: WorkerView, status: WorkerStatus | None, *, draining: bool) ->
         "standing": status.standing if status is not None else None,
         "draining": draining,
         "last_probe": {"ok": view.last_probe_ok, "detail": view.last_probe_detail},
-        "event_sources": [{"rank": source.rank, "endpoint": source.endpoint} for source in view.sources],
+        "event_sources": [
+            {"rank": source.rank, "endpoint": source.endpoint, "topic": source.topic, "bind": source.bind}
+            for source in view.sources
+        ],
         "malformed_events": view.malformed_messages,
         "events_problem": view.events_problem,
         "agent": None if view.agent is None else msgspec.to_builtins(view.agent, str_keys=True),

@@ -129,6 +129,11 @@ class Metrics(Collector):
         self.resyncs = Counter(
             "kvrelay_index_resyncs_total", "Resyncs because claims and actual hits drifted apart.", ("worker",)
         )
+        self.unknown_topics = Counter(
+            "kvrelay_events_unknown_topic_total",
+            "Event messages on a shared socket that are no worker's.",
+            ("endpoint",),
+        )
         self.malformed = Counter("kvrelay_events_malformed_total", "Event messages that broke the format.", ("worker",))
         self.unauthorized = Counter(
             "kvrelay_unauthorized_total", "Requests without a valid API key; the only ones without a receipt."
@@ -182,6 +187,9 @@ class Metrics(Collector):
 
     def count_malformed(self, worker: str) -> None:
         self.malformed.add((worker,))
+
+    def count_unknown_topic(self, endpoint: str) -> None:
+        self.unknown_topics.add((endpoint,))
 
     def forget_worker(self, worker: str) -> None:
         """The worker was removed: its series go."""
@@ -240,6 +248,7 @@ class Metrics(Collector):
             self.gaps,
             self.resyncs,
             self.malformed,
+            self.unknown_topics,
             self.unauthorized,
             self.reports,
         )

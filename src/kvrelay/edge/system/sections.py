@@ -217,12 +217,16 @@ class WorkerConfig(Section):
     events: Annotated[str, AfterValidator(_event_endpoint)] = key(
         "auto",
         "Where its KV events are published.",
-        "`auto` asks the worker; `none` makes its residency approximate; bind: lets the worker connect to us.",
+        "`auto` asks the worker; `none` makes its residency approximate; bind: lets workers connect to us.",
     )
     replay: Annotated[str, AfterValidator(_event_endpoint)] = key(
         "auto", "Its replay endpoint.", "`auto` asks the worker; `none`: a gap drops what is known of it."
     )
-    topic: str = key("", "Event topic prefix to subscribe to.", "Empty: what the worker says, else every topic.")
+    topic: str = key(
+        "",
+        "Topic of its events, or the beginning of it.",
+        "Empty: what the worker says, else every topic. Workers that share one socket need one each.",
+    )
     agent: Annotated[str, AfterValidator(_agent_endpoint)] = key(
         "",
         "Where `kvrelay agent` beside the worker publishes its heartbeat.",

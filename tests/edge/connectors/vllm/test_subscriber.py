@@ -72,7 +72,7 @@ async def test_a_turn_is_bounded_and_the_next_one_follows_by_itself() -> None:
     context = zmq.Context()
     received: Received = []
 
-    def slowly(seq: int, payload: bytes) -> None:
+    def slowly(topic: bytes, seq: int, payload: bytes) -> None:
         received.append((seq, payload))
         end = time.perf_counter() + TURN_S / 10
         while time.perf_counter() < end:
@@ -102,7 +102,9 @@ def test_on_uvloop_as_on_asyncio() -> None:
         context = zmq.Context()
         received: Received = []
         socket, endpoint = publisher(context)
-        subscriber = subscribed(context, EventSource(0, endpoint), lambda seq, data: received.append((seq, data)))
+        subscriber = subscribed(
+            context, EventSource(0, endpoint), lambda topic, seq, data: received.append((seq, data))
+        )
         await connected(socket, received)
         for seq in range(50):
             send(socket, seq)
@@ -122,7 +124,7 @@ async def test_the_stream_goes_on_when_the_publisher_comes_back() -> None:
     subscriber = subscribed(
         context,
         EventSource(0, endpoint),
-        lambda seq, data: received.append((seq, data)),
+        lambda topic, seq, data: received.append((seq, data)),
         lambda: connections.append(None),
     )
     await connected(socket, received)
@@ -141,7 +143,7 @@ async def test_a_worker_may_connect_to_us(tmp_path: Path) -> None:
     received: Received = []
     endpoint = f"ipc://{tmp_path}/kv"
     subscriber = subscribed(
-        context, EventSource(0, endpoint, bind=True), lambda seq, data: received.append((seq, data))
+        context, EventSource(0, endpoint, bind=True), lambda topic, seq, data: received.append((seq, data))
     )
     socket = context.socket(zmq.PUB)
     socket.connect(endpoint)

@@ -29,6 +29,7 @@ class NoReplay(Struct, frozen=True):
     """The worker did not answer to the end."""
 
     reason: str
+    foreign_topic: bool = False  # it did, but under another topic than the one subscribed to
 
 
 async def replay(
@@ -70,5 +71,7 @@ async def _until_end(socket: zmq.asyncio.Socket, topic: bytes) -> Replayed | NoR
 
 def _whole(messages: list[tuple[int, bytes]], topic: bytes, foreign_topic: bytes | None) -> Replayed | NoReplay:
     if foreign_topic is not None and not messages:
-        return NoReplay(f"its events have topic {foreign_topic!r}, subscribed is {topic!r}")
+        subscribed = topic.decode("utf-8", "replace")
+        published = foreign_topic.decode("utf-8", "replace")
+        return NoReplay(f"its events have topic `{published}`, subscribed is `{subscribed}`", foreign_topic=True)
     return Replayed(tuple(messages))

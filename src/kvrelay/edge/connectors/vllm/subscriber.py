@@ -24,14 +24,18 @@ RECEIVE_HIGH_WATER = 100_000  # messages; beyond it zmq drops and the gap in the
 RECONNECT_MS = 100
 SEQ_BYTES = 8
 
-OnMessage = Callable[[int, bytes], None]
-OnMalformed = Callable[[str], None]
+OnMessage = Callable[[bytes, int, bytes], None]
+"""Topic, sequence number, payload."""
+OnMalformed = Callable[[bytes, str], None]
+"""Topic, as far as the message has one, and what is wrong with it."""
 OnConnected = Callable[[], None]
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class EventSubscriber:
     """Subscribes from the moment it is made until `close()`. Raises ZMQError for a bad endpoint."""
+
+    problem: str | None = None  # nobody else has a part of this socket
 
     def __init__(
         self,
@@ -105,11 +109,11 @@ class EventSubscriber:
 
     def _take(self, frames: list[bytes]) -> None:
         if len(frames) != 3:
-            self._on_malformed(f"{len(frames)} frames")
+            self._on_malformed(frames[0], f"{len(frames)} frames")
         elif len(frames[1]) != SEQ_BYTES:
-            self._on_malformed(f"sequence number of {len(frames[1])} bytes")
+            self._on_malformed(frames[0], f"sequence number of {len(frames[1])} bytes")
         else:
-            self._on_message(int.from_bytes(frames[1], "big"), frames[2])
+            self._on_message(frames[0], int.from_bytes(frames[1], "big"), frames[2])
 
 
 def _subscribing_socket(context: Context, source: EventSource) -> zmq.Socket[bytes]:
