@@ -84,6 +84,8 @@ class Connector(Protocol):
     """One kind of engine."""
 
     name: str
+    owned_by: str | None
+    """What its `/v1/models` says of who owns the models; None where that tells nothing."""
     shows_token_ids: bool
     """Whether `return_token_ids` puts the ids of the prompt and of each piece of text into a stream."""
     counts_streams: bool

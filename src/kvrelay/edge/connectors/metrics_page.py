@@ -68,6 +68,10 @@ class MetricsMap:
         }
         self._prefixes = tuple({name.partition(":")[0] for known in names.values() for name in known})
 
+    def is_spoken_on(self, text: str) -> bool:
+        """Whether a page has metrics with this engine's prefix, known to us or not."""
+        return any(f"{prefix}:" in text for prefix in self._prefixes if prefix not in self._canonical)
+
     def read(self, text: str) -> Page:
         """The page of one worker. Lines that are not samples, NaN and unknown names are passed over."""
         samples: dict[str, list[Sample]] = {}

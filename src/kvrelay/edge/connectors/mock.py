@@ -22,6 +22,7 @@ class _State(Struct):
 
 class MockConnector(VllmConnector):
     name = "mock"
+    owned_by = None  # it says in a header that it is one
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
         state = await ask.get_json(session, join_url(url, "/mock/state"), headers, _State)

@@ -43,6 +43,7 @@ class Models(Struct):
 
 class OpenAiConnector:
     name = "openai"
+    owned_by: str | None = None
     metrics = MetricsMap(dict.fromkeys(CANONICAL, ()))
     shows_token_ids = False
     counts_streams = False  # OpenAI's own servers put `usage: null` into every event, others refuse the question

@@ -32,9 +32,6 @@ CONNECTORS: dict[str, Connector] = {
     )
 }
 
-_OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp"}  # `owned_by` of the models they list
-_PREFIXES = {b"vllm:": "vllm", b"sglang:": "sglang", b"llamacpp:": "llamacpp"}  # of their metrics
-
 
 class _Owned(Struct):
     owned_by: str | None = None
@@ -52,21 +49,25 @@ async def detect(session: aiohttp.ClientSession, url: str, headers: Mapping[str,
     models = await ask.get(session, join_url(url, "/v1/models"), headers)
     if "x-kvrelay-mock" in models.headers:
         return CONNECTORS["mock"]
-    name = _owner(models.body) if models.status == 200 else None
-    if name is None:
+    found = _by_owner(models.body) if models.status == 200 else None
+    if found is None:
         metrics = await ask.get(session, join_url(url, "/metrics"), headers)
-        found = metrics.body if metrics.status == 200 else b""
-        name = next((engine for prefix, engine in _PREFIXES.items() if prefix in found), None)
-    if name is not None:
-        return CONNECTORS[name]
+        found = _by_metrics(metrics.body) if metrics.status == 200 else None
+    if found is not None:
+        return found
     if models.status == 200:
         return CONNECTORS["openai"]
     raise WorkerAnswerUnusable(f"{url}/v1/models answered {models.status}")
 
 
-def _owner(body: bytes) -> str | None:
+def _by_owner(models: bytes) -> Connector | None:
     try:
-        models = msgspec.json.decode(body, type=_Models)
+        owners = {model.owned_by for model in msgspec.json.decode(models, type=_Models).data}
     except msgspec.DecodeError:
         return None
-    return next((_OWNERS[model.owned_by] for model in models.data if model.owned_by in _OWNERS), None)
+    return next((one for one in CONNECTORS.values() if one.owned_by is not None and one.owned_by in owners), None)
+
+
+def _by_metrics(page: bytes) -> Connector | None:
+    text = page.decode("utf-8", "replace")
+    return next((one for one in CONNECTORS.values() if one.metrics.is_spoken_on(text)), None)

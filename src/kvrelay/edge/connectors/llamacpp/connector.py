@@ -55,6 +55,7 @@ class LlamaCppConnector(OpenAiConnector):
     """An OpenAI server with metrics and a tokenizer, and without events."""
 
     name = "llamacpp"
+    owned_by = "llamacpp"
     metrics = metrics_map.MAP
     counts_streams = True
 

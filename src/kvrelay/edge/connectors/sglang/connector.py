@@ -40,6 +40,7 @@ class SglangConnector(OpenAiConnector):
     """An OpenAI server with events, metrics and a tokenizer of its own."""
 
     name = "sglang"
+    owned_by = "sglang"
     metrics = metrics_map.MAP
     counts_streams = True
 

@@ -24,6 +24,7 @@ class VllmConnector(OpenAiConnector):
     """An OpenAI server that also tells of its cache, its load and its tokens."""
 
     name = "vllm"
+    owned_by: str | None = "vllm"
     metrics = metrics_map.MAP
     shows_token_ids = True
     counts_streams = True
