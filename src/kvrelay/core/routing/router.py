@@ -440,7 +440,7 @@ class Router:
             routed_at=live.current.started_at,
             finished_at=now,
             keys=keys,
-            claimed_blocks=int(decision.matches.fast[decision.slot]) // size,
+            claimed_blocks=decision.matches.at(decision.slot).fast // size,
             expected_blocks=decision.claimed_tokens // size,
             actual_blocks=hit_tokens // size,
         )
