@@ -62,7 +62,7 @@ def receipt(name: str, status: Status = Status.OK, *faults: Fault | None, **memb
         "load_snapshot": 0,
         "route_reason": RouteReason.ROUND_ROBIN,
         "spilled_from": None,
-        "candidates_total": 4 - len(attempts),
+        "candidates_total": 4,
         "attempts": attempts,
         "actual_cached_tokens": 16,
         "completion_tokens": 2,
@@ -186,9 +186,10 @@ def test_a_worker_tried_twice_is_seen() -> None:
 
 def refused_by_all(count: int) -> History:
     names = [f"r{number}" for number in range(count)]
+    refused = {"http_status": 503, "not_retried_because": "all_tried"}
     return history(
         sent=[sent(name, http_status=503, failure="HTTP 503") for name in names],
-        receipts=[receipt(name, Status.REFUSED, *[Fault.BACK_PRESSURE] * 3, http_status=503) for name in names],
+        receipts=[receipt(name, Status.REFUSED, *[Fault.BACK_PRESSURE] * 3, **refused) for name in names],
         metrics_at_end=page(count),
         repeated=frozenset(names),
     )
@@ -197,3 +198,8 @@ def refused_by_all(count: int) -> History:
 def test_a_refusal_by_every_worker_is_excused_only_while_it_is_rare() -> None:
     assert failing(refused_by_all(2)) == []
     assert failing(refused_by_all(3)) == ["no request lost beyond these"]
+
+
+def test_a_refusal_for_want_of_budget_is_not_excused() -> None:
+    refused = receipt("r1", Status.ERROR, Fault.SERVER_ERROR, http_status=500, not_retried_because="budget_spent")
+    assert failing(with_first(sent("r1", http_status=500, **BROKEN), refused)) == ["no request lost beyond these"]

@@ -22,6 +22,7 @@ CONVERGED_RATIO = 0.95
 RSS_GROWTH = 1.10
 SPARE_FDS = 3  # probes and a scrape may be under way at any moment
 REFUSED_BY_ALL_RATIO, REFUSED_BY_ALL_LEAST = 0.001, 2  # the faults' own chance is far below
+_NOBODY_LEFT = {"all_tried", "no_worker_alive", "all_draining"}  # reasons that are nobody's fault
 _DEAD_WORKER, _REFUSED_BY_ALL = "begun on a worker that was killed or died", "refused by every worker there was"
 EXPECTED_EXIT = {"killed": -9, "terminated": 0, "died": OWN_DEATH_STATUS}
 
@@ -128,9 +129,8 @@ def _why_broken(sent: Sent, receipt: Receipt | None, history: History) -> str:
         return ""
     if sent.begun:
         return _DEAD_WORKER if _on_dead_worker(receipt, history.deaths) else ""
-    nobody_left = receipt.candidates_total <= 1  # at the last decision, which leaves out who was tried before
-    refused = nobody_left and all(attempt.fault is not None for attempt in receipt.attempts)
-    return _REFUSED_BY_ALL if refused else ""
+    because = receipt.not_retried_because if receipt.attempts else receipt.failure_reason
+    return _REFUSED_BY_ALL if because in _NOBODY_LEFT else ""
 
 
 def _on_dead_worker(receipt: Receipt, deaths: Mapping[str, Death]) -> bool:
@@ -142,8 +142,7 @@ def _attempts(receipt: Receipt | None) -> str:
     if receipt is None:
         return "no receipt"
     tries = [f"{each.worker} {each.fault} {each.http_status or ''} {each.detail or ''}" for each in receipt.attempts]
-    candidates = f"{receipt.candidates_total} candidates at the last decision"
-    return f"{receipt.failure_reason}, {candidates}: " + ", ".join(tries)
+    return f"{receipt.failure_reason}, not retried because {receipt.not_retried_because}: " + ", ".join(tries)
 
 
 def _whole_answers(history: History, by_id: Mapping[str, Receipt]) -> Verdict:

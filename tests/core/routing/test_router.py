@@ -131,6 +131,7 @@ def test_within_one_request_no_worker_is_tried_twice(rig):
     effects = rig.fail(Fault.SERVER_ERROR, attempt=3, http_status=500)
     assert effects[0] == PassThrough("r1")
     assert rig.receipts[-1].status is Status.ERROR and len(rig.receipts[-1].attempts) == 3
+    assert rig.receipts[-1].not_retried_because == "attempts_used_up"
 
 
 @pytest.mark.covers("S25")
@@ -141,6 +142,7 @@ def test_back_pressure_of_all_is_handed_to_the_client_as_the_worker_said_it(rig)
     assert effects[0] == PassThrough("r1")
     receipt = rig.receipts[-1]
     assert (receipt.status, receipt.failure_reason, receipt.http_status) == (Status.REFUSED, "back_pressure", 503)
+    assert receipt.not_retried_because == "all_tried"
     assert all(w.up and w.routable for w in rig.router.status(rig.now).workers)
 
 

@@ -223,7 +223,8 @@ def test_with_hard_affinity_the_workers_own_refusal_is_the_answer():
     rig.arrive(session_id="s")
     rig.accept()
     assert rig.fail(Fault.BACK_PRESSURE, http_status=429, retry_after_s=2.0)[0] == PassThrough(rig.last)
-    assert (rig.receipts[-1].status, len(rig.receipts[-1].attempts)) == (Status.REFUSED, 1)
+    receipt = rig.receipts[-1]
+    assert (receipt.status, len(receipt.attempts), receipt.not_retried_because) == (Status.REFUSED, 1, "affinity_hard")
 
 
 def test_with_hard_affinity_a_first_turn_may_still_be_tried_elsewhere():

@@ -19,6 +19,7 @@ from bench.soak.clients import Crowd, Habits, WatchedClient
 from bench.soak.nemesis import FAULTS, Nemesis
 from bench.soak.watch import ask_json, ask_text, until_quiet
 
+from kvrelay.core.model.units import Status
 from kvrelay.edge.gateway.gateway import Gateway
 from kvrelay.edge.observe.receipt_file import read_receipts
 from kvrelay.edge.system.config import load_config
@@ -27,7 +28,7 @@ from kvrelay.edge.worker.spec import MockSpec
 from tests.edge.gateway.scripted import until
 
 SEED = 11
-SECONDS, STREAMS = 2.0, 16
+SECONDS, STREAMS, MOST_ROUNDS = 2.0, 16, 8
 NOT_WATCHED_HERE = {"memory flat within 10 % after the warm-up", "no socket or descriptor left open"}
 
 
@@ -75,18 +76,22 @@ async def test_every_request_ends_once_whatever_fails(
 ) -> None:
     caplog.set_level(logging.INFO, "kvrelay")
     nemesis = Nemesis(fleet, every_s=0.6, down_s=0.05, signals=signals)
-    await nemesis.spoil()
     file = tmp_path / "receipts.jsonl"
     async with serving(fleet, policy, file) as gateway:
         tasks_at_rest = len(asyncio.all_tasks())
         async with WatchedClient(gateway.url, timeout_s=30.0) as client:
             crowd = Crowd(client, Habits(seed=SEED, abort_after_s=(0.002, 0.2)), streams=STREAMS)
-            await asyncio.gather(crowd.run(SECONDS), nemesis.run(SECONDS))
-            await until(lambda: _all_live(gateway, fleet))
+            for _ in range(MOST_ROUNDS):
+                await nemesis.spoil()
+                await asyncio.gather(crowd.run(SECONDS), nemesis.run(SECONDS))
+                if _something_of_everything(gateway, nemesis):
+                    break
+            assert _something_of_everything(gateway, nemesis)
+            await until(lambda: _all_live(gateway, fleet), within_s=20.0)
             await crowd.repeat_prompts("first-look", at_once=4)
             await asyncio.sleep(0.1)
             repeated = await crowd.repeat_prompts("second-look", at_once=4)
-        status = await until_quiet(gateway.admin_url, within_s=1.0)
+        status = await until_quiet(gateway.admin_url, within_s=10.0)
         metrics = await ask_text(f"{gateway.admin_url}/metrics")
         await until(lambda: len(asyncio.all_tasks()) <= tasks_at_rest)
         gateway.router.check()
@@ -102,12 +107,16 @@ async def test_every_request_ends_once_whatever_fails(
             wrong_reuse_blocks=sum(wrong_reuse),
             gateway_log=caplog.text,
         )
-    assert nemesis.deaths
-    assert {receipt.status.value for receipt in history.receipts} >= {"ok", "client_cancelled"}
     verdicts = judge(history)
     assert [each for each in verdicts if each.verdict == "fail"] == []
     unknown = {each.promise for each in verdicts if each.verdict == "unknown"}
     assert {promise for promise in unknown if not promise.startswith("after healing")} == NOT_WATCHED_HERE
+
+
+def _something_of_everything(gateway: Gateway, nemesis: Nemesis) -> bool:
+    """On a busy machine few requests fit into a round."""
+    statuses = {receipt.status for receipt in gateway.receipts.recent(1000)}
+    return bool(nemesis.deaths) and statuses >= {Status.OK, Status.CLIENT_CANCELLED}
 
 
 def _all_live(gateway: Gateway, fleet: MockFleet) -> bool:

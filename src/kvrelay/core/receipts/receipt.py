@@ -109,6 +109,7 @@ class Receipt(Struct, frozen=True, kw_only=True):
     fallback_reason: FallbackReason | None = None
     migrations: int = 0  # times that a running stream went on at another worker; `chosen_worker` is the last one
     not_migrated_because: str | None = None  # of a broken stream, where `retry.migrate` is on
+    not_retried_because: str | None = None  # why nobody else was asked after the last attempt had failed unseen
     engine: str | None = None
     models_payload: bool | None = None
     manifest_digest: str | None = None

@@ -88,6 +88,7 @@ def assemble(
         fallback_reason=_fallback(live),
         migrations=sum(attempted.continues for attempted in live.attempts),
         not_migrated_because=live.not_migrated_because,
+        not_retried_because=live.not_retried_because,
         engine=decision.engine if decision is not None else None,
         models_payload=decision.models_payload if decision is not None else None,
         manifest_digest=manifest_digest,

@@ -63,6 +63,7 @@ class Live:
         "first_token_at",
         "generated_tokens",
         "not_migrated_because",
+        "not_retried_because",
         "session",
         "waited_s",
     )
@@ -77,6 +78,7 @@ class Live:
         self.waited_s = 0.0  # in the admission queue
         self.generated_tokens = 0  # of the answer, before the current attempt
         self.not_migrated_because: str | None = None
+        self.not_retried_because: str | None = None
 
     @property
     def current(self) -> Attempted | None:

@@ -482,7 +482,9 @@ class Router:
         free = event.fault is Fault.BACK_PRESSURE and not found.refusing
         hindrance = self._hindrance(now, live, event, free=free) or found.why_none
         if hindrance is not None:
-            if event.relayed and self.settings.migrate:
+            if not event.relayed:
+                live.not_retried_because = hindrance
+            elif self.settings.migrate:
                 live.not_migrated_because = hindrance
             return self._give_up(now, live, event)
         if not free:

@@ -57,6 +57,8 @@ def _headline(receipt: Receipt) -> Iterable[str]:
         yield f"  The worker {what} {receipt.spilled_from}."
     if receipt.fallback_reason is not None and receipt.fallback_reason in FALLBACKS:  # the route reason tells others
         yield f"  {FALLBACKS[receipt.fallback_reason]} ({receipt.fallback_reason})."
+    if receipt.not_retried_because:
+        yield f"  It failed and no other worker was asked: {receipt.not_retried_because}."
     if receipt.not_migrated_because:
         yield f"  Its stream broke and no other worker could go on with it: {receipt.not_migrated_because}."
 
