@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from kvrelay.core.model.events import BlocksStored
 from kvrelay.core.model.units import Tier
+from kvrelay.edge.system.unreadable import UNREADABLE
 
 VERSION = 1
 TOPIC = b"kvrelay-agent"
@@ -98,7 +99,7 @@ def decode(frame: bytes) -> Head:
         if version != VERSION:
             raise AgentMessageError(f"speaks version {version} of the agent protocol; known here: {VERSION}")
         return _heads.decode(frame)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise AgentMessageError(f"not a message of an agent: {error}") from error
 
 
@@ -120,7 +121,7 @@ def decode_piece(frame: bytes) -> tuple[BlocksStored, ...]:
     """Raises AgentMessageError."""
     try:
         return tuple(map(_event, _pieces.decode(frame)))
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise AgentMessageError(f"not a piece of a snapshot: {error}") from error
 
 

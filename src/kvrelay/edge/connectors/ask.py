@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.connectors.base import WorkerAnswerUnusable, WorkerUnreachable
+from kvrelay.edge.system.unreadable import UNREADABLE
 
 MAX_ANSWER_BYTES = 64 * 2**20
 
@@ -69,7 +70,7 @@ def as_json(answer: Answer, url: str, kind: type[T]) -> T:
         raise WorkerAnswerUnusable(f"{url} answered {answer.status}")
     try:
         return msgspec.json.decode(answer.body, type=kind)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise WorkerAnswerUnusable(f"{url} answered something else: {error}") from error
 
 

@@ -19,6 +19,7 @@ from kvrelay.edge.connectors.mock import MockConnector
 from kvrelay.edge.connectors.openai import OpenAiConnector
 from kvrelay.edge.connectors.sglang.connector import SglangConnector
 from kvrelay.edge.connectors.vllm.connector import VllmConnector
+from kvrelay.edge.system.unreadable import UNREADABLE
 from kvrelay.edge.system.urls import join_url
 
 CONNECTORS: dict[str, Connector] = {
@@ -63,7 +64,7 @@ async def detect(session: aiohttp.ClientSession, url: str, headers: Mapping[str,
 def _by_owner(models: bytes) -> Connector | None:
     try:
         owners = {model.owned_by for model in msgspec.json.decode(models, type=_Models).data}
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     return next((one for one in CONNECTORS.values() if one.owned_by is not None and one.owned_by in owners), None)
 

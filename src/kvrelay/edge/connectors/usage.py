@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from kvrelay.core.model.prompt import Usage
+from kvrelay.edge.system.unreadable import UNREADABLE
 
 _DATA = b"data:"
 
@@ -47,7 +48,7 @@ _decode = msgspec.json.Decoder(_Answer).decode
 def usage_from_body(body: bytes) -> Usage:
     try:
         return _usage(_decode(body).counts)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return Usage()
 
 
@@ -68,7 +69,7 @@ def _usage_of_line(line: bytes) -> Usage | None:
         return None
     try:
         counts = _decode(line[len(_DATA) :]).counts
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     return None if counts is None else _usage(counts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from kvrelay.edge.gateway.heads import SECOND_SESSION_HEADER
 from kvrelay.edge.gateway.openai import read_body
 from kvrelay.edge.gateway.scoring import prompt_at_once, prompt_in_time
 from kvrelay.edge.system.config import WorkerConfig
+from kvrelay.edge.system.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     from kvrelay.edge.gateway.gateway import Gateway
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 WORKER_MEMBERS = frozenset(("url", "name", "model", "events", "replay", "topic", "agent", "adapter"))
 SECOND_HEADER = SECOND_SESSION_HEADER.decode()
 MAX_RECEIPTS = 1000
+_DECIMAL = re.compile("[0-9]{1,9}")  # of what `isdigit` calls digits, `int` reads only some, and not too many of them
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -166,7 +169,7 @@ class Admin:
     async def _set_policy(self, request: web.Request) -> web.Response:
         try:
             wanted = msgspec.json.decode(await request.read(), type=Policy)
-        except msgspec.DecodeError as problem:
+        except UNREADABLE as problem:
             return _problem(400, f'expected {{"policy": NAME}} and perhaps "scorer": {problem}')
         if wanted.policy not in POLICIES:
             return _problem(400, f"unknown policy `{wanted.policy}`; known: {', '.join(POLICIES)}")
@@ -213,9 +216,10 @@ class Admin:
 
     async def _receipts(self, request: web.Request) -> web.Response:
         asked = request.query.get("limit", "100")
-        if not asked.isdigit() or not 1 <= int(asked) <= MAX_RECEIPTS:
+        limit = int(asked) if _DECIMAL.fullmatch(asked) else 0
+        if not 1 <= limit <= MAX_RECEIPTS:
             return _problem(400, f"`limit` is `{asked}`; legal: 1 to {MAX_RECEIPTS}")
-        return _json({"receipts": self._gateway.receipts.recent(int(asked))})
+        return _json({"receipts": self._gateway.receipts.recent(limit)})
 
     async def _receipt(self, request: web.Request) -> web.Response:
         request_id = request.match_info["request_id"]
@@ -275,7 +279,7 @@ def _worker(view: WorkerView, status: WorkerStatus | None, *, draining: bool) ->
 async def _object(request: web.Request) -> dict[str, Any]:
     try:
         return msgspec.json.decode(await request.read(), type=dict[str, Any])
-    except msgspec.DecodeError as problem:
+    except UNREADABLE as problem:
         raise web.HTTPBadRequest(text=f"the body is not a JSON object: {problem}") from problem
 
 

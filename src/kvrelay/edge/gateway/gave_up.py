@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from kvrelay.edge.gateway.stream import has_output
+from kvrelay.edge.system.unreadable import UNREADABLE
 
 _ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 _ERROR_EVENT = re.compile(rb'(?:\A|\n)data: ?(\{"error"[^\n]*)')
@@ -46,6 +47,6 @@ def gave_up(end: bytes) -> bool:
 def _is_the_engines(event: bytes) -> bool:
     try:
         code = _decode_event(event.strip()).error.code
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return False
     return code not in CLIENTS_MISTAKES

@@ -28,6 +28,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from kvrelay.core.model.events import CanGoOn, CannotGoOn
 from kvrelay.core.model.prompt import Usage
 from kvrelay.edge.gateway.openai import SCORED_PATHS
+from kvrelay.edge.system.unreadable import UNREADABLE
 
 MAX_EVENT_BYTES = 1024 * 1024
 CHAT_PATH = "/v1/chat/completions"
@@ -105,7 +106,7 @@ def follow(path: str, body: bytes) -> StreamFollower | None:
         return None
     try:
         return StreamFollower(_decode_members(body), chat=path == CHAT_PATH)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 
@@ -277,7 +278,7 @@ class StreamFollower:
             return event
         try:
             chunk = _decode_chunk(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             self._because = self._because or "not_understood"
             return event
         if chunk.error is not None and self._is_workers_failure(chunk.error):

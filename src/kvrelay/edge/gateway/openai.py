@@ -15,6 +15,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.gateway.unasked_usage import leaves_usage_out
+from kvrelay.edge.system.unreadable import UNREADABLE
 
 SCORED_PATHS = frozenset(("/v1/completions", "/v1/chat/completions"))
 
@@ -119,7 +120,7 @@ def read_body(path: str, body: bytes) -> RequestBody:
     """Never raises."""
     try:
         members = _decode_members(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return RequestBody(Unscored("body_not_json" if body else "no_body"))
     streams = members.stream is not UNSET and bytes(members.stream) == b"true"
     options = members.stream_options
@@ -148,7 +149,7 @@ def with_salt(body: bytes, tenant_salt: str) -> tuple[bytes, str] | None:
     """
     try:
         members: dict[str, Raw | str] = dict(_decode_members_by_name(body))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     own = members.get("cache_salt")
     asked = _text(own) if isinstance(own, Raw) else None
@@ -185,7 +186,7 @@ def _completion_prompt(raw: bytes) -> TokenPrompt | TextPrompt | Unscored:
             case _:
                 token_ids = _ids(_decode_ids(raw))
                 return TokenPrompt(token_ids, len(token_ids))
-    except (msgspec.DecodeError, OverflowError, UnicodeDecodeError):
+    except (*UNREADABLE, OverflowError):
         return Unscored("prompt_shape_unknown")
 
 
@@ -195,7 +196,7 @@ def _only_text(raw: bytes) -> str | Unscored:
         if raw[:1] == b'"':
             return _decode_text(raw)
         texts = _decode_texts(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return Unscored("prompt_shape_unknown")
     return texts[0] if len(texts) == 1 else Unscored("several_text_prompts")
 
@@ -209,5 +210,5 @@ def _text(raw: Raw | UnsetType) -> str | None:
         return None
     try:
         return _decode_text(raw)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from kvrelay.edge.http.heads import Header
+from kvrelay.edge.system.unreadable import UNREADABLE
 
 MAX_PLACES = 4  # members of this name, the body's own one among them
 MAX_HELD_BYTES = 16 * 1024  # no event with counts is that long
@@ -61,7 +62,7 @@ def leaves_usage_out(stream_options: Raw | UnsetType) -> bool:
         return True
     try:
         return not _decode_options(stream_options).include_usage
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return False
 
 
@@ -85,7 +86,7 @@ def _asks(body: bytes) -> bool:
     """Whether it was the body's own member that was edited, and not one of the same name further inside."""
     try:
         return _decode_body(body).stream_options.include_usage
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return False
 
 
@@ -147,7 +148,7 @@ class UsageFilter:
             return False
         try:
             read = _decode_event(event[len(_DATA) :])
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             return False
         if read.choices or read.usage is None:
             return False

@@ -16,6 +16,7 @@ from kvrelay.edge.connectors import ask
 from kvrelay.edge.connectors.base import Description, EventSource, WorkerAnswerUnusable
 from kvrelay.edge.connectors.openai import Models
 from kvrelay.edge.connectors.vllm.describe import binds_by_vllms_rule, reachable
+from kvrelay.edge.system.unreadable import UNREADABLE
 from kvrelay.edge.system.urls import join_url
 
 
@@ -103,7 +104,7 @@ def _flag(info: ServerInfo) -> _Flag | None:
     if info.kv_events_config:
         try:
             return msgspec.json.decode(info.kv_events_config, type=_Flag)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise WorkerAnswerUnusable(f"/server_info has an unreadable kv_events_config: {error}") from error
     if info.kv_events is None:
         return None

@@ -22,6 +22,7 @@ from kvrelay.core.model.events import BlocksCleared, BlocksRemoved, BlocksStored
 from kvrelay.core.model.prompt import TokenIds
 from kvrelay.core.model.units import Tier
 from kvrelay.edge.connectors.base import DecodedBatch, MalformedEvents
+from kvrelay.edge.system.unreadable import UNREADABLE
 
 MAX_PAYLOAD_BYTES = 64 * 2**20
 MAX_BLOCK_TOKENS = 65_536
@@ -117,7 +118,7 @@ class EventDecoder:
             batch = _decode_typed(payload)
         except (msgspec.ValidationError, ValueError):
             return self.decode_general(payload)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise MalformedEvents(f"not msgpack: {error}") from error
         return DecodedBatch(_rank(batch.dp_rank), _translated(batch.events), batch.ts)
 
@@ -129,7 +130,7 @@ class EventDecoder:
                 raise MalformedEvents("a message is [ts, events, dp_rank]")
             events = _translated(map(self._wire_event, parts[1]))
             return DecodedBatch(_rank(parts[2] if len(parts) > 2 else 0), events, msgspec.convert(parts[0], float))
-        except (msgspec.DecodeError, ValueError) as error:
+        except (*UNREADABLE, ValueError) as error:
             raise MalformedEvents(str(error)) from error
 
     def _wire_event(self, raw: object) -> _Stored | _Removed | _Cleared | EventsSkipped:
