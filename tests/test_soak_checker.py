@@ -33,7 +33,7 @@ STATUS: dict[str, Any] = {
 
 def sent(name: str, **outcome: Any) -> Sent:
     seen = Outcome(sent_s=0.0, http_status=200, token_times_s=[1.0, 2.0], done=True)
-    return Sent(name, "s", 2, written=True, outcome=msgspec.structs.replace(seen, **outcome))
+    return Sent(name, "s", 2, written=True, outcome=msgspec.structs.replace(seen, **outcome), right_text=True)
 
 
 def receipt(name: str, status: Status = Status.OK, *faults: Fault | None, **members: Any) -> Receipt:
@@ -156,6 +156,19 @@ def test_a_stream_that_had_begun_on_a_killed_worker_is_excused_and_counted() -> 
         ),
         (with_first(sent("r1", token_times_s=[1.0]), receipt("r1")), "complete answers are whole"),
         (with_first(sent("r1"), receipt("r1", completion_tokens=3)), "complete answers are whole"),
+        (
+            with_first(Sent("r1", "s", 2, True, sent("r1").outcome, right_text=False), receipt("r1")),
+            "every complete answer says what an undisturbed worker says",
+        ),
+        (
+            with_first(
+                sent("r1", **BROKEN),
+                receipt("r1", Status.WORKER_LOST, Fault.RESET, not_migrated_because="budget_spent"),
+                deaths={"a-1": LOST},
+                migrates=True,
+            ),
+            "no request lost beyond these",
+        ),
         (
             history(status_at_end={**STATUS, "live_requests": 1}),
             "all gauges 0 at the end",

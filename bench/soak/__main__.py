@@ -1,10 +1,11 @@
 """A long run in which everything that can fail does.
 
-    python -m bench.soak --minutes 10 --streams 200 [--policy cache_load] [--json FILE]
+    python -m bench.soak --minutes 10 --streams 200 [--policy cache_load] [--migrate] [--json FILE]
 
 A real gateway process before mock worker processes: many concurrent streams, clients that leave half-way, a worker
 killed every 20 seconds (SIGKILL and SIGTERM in turn), five requests in a hundred struck by a fault. Mock workers: this
-says how the gateway behaves, nothing about any engine's speed. Exit code 1 when a promise is broken, 3 when one stayed
+says how the gateway behaves, nothing about any engine's speed. With `--migrate` streams outlive their workers, and a
+dead worker is no excuse for a broken one. Exit code 1 when a promise is broken, 3 when one stayed
 unknown.
 """
 
@@ -47,6 +48,7 @@ class Report(msgspec.Struct, kw_only=True):
     label: str = "mock"
     seed: int
     policy: str
+    migrate: bool
     minutes: float
     streams: int
     requests: int
@@ -82,6 +84,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--policy", default="cache_load")
+    parser.add_argument("--migrate", action="store_true", help="continue streams of dead workers on others")
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report with all samples")
     parser.add_argument("--keep", action="store_true", help="keep receipts and log of the run")
@@ -93,7 +96,7 @@ async def _soak(asked: argparse.Namespace, folder: Path) -> Report:
     load_average = os.getloadavg()[0]
     log = folder / "gateway.log"
     async with MockFleet(_spec(number, asked.seed) for number in range(WORKERS)) as fleet:
-        config = _write_config(folder, fleet.workers, asked.policy)
+        config = _write_config(folder, fleet.workers, asked.policy, migrate=asked.migrate)
         async with GatewayProcess(config, log=log, ready_timeout_s=30.0) as gateway:
             names = [worker.name for worker in fleet.workers]
             await gateway.wait_for_workers(names)
@@ -122,6 +125,7 @@ async def _soak(asked: argparse.Namespace, folder: Path) -> Report:
                 repeated=frozenset(sent.request_id for sent in repeated),
                 wrong_reuse_blocks=await _wrong_reuse_blocks(fleet.workers),
                 moments=moments,
+                migrates=asked.migrate,
                 warm_up_s=max(20.0, seconds / 4),
                 fds_at_rest=fds_at_rest,
                 fds_at_end=await _fds_at_rest(pid, over_s=2.0),
@@ -132,6 +136,7 @@ async def _soak(asked: argparse.Namespace, folder: Path) -> Report:
     return Report(
         seed=asked.seed,
         policy=asked.policy,
+        migrate=asked.migrate,
         minutes=asked.minutes,
         streams=asked.streams,
         requests=len(crowd.sent),
@@ -157,7 +162,7 @@ def _spec(number: int, seed: int) -> MockSpec:
     )
 
 
-def _write_config(folder: Path, workers: Sequence[RunningWorker], policy: str) -> Path:
+def _write_config(folder: Path, workers: Sequence[RunningWorker], policy: str, *, migrate: bool) -> Path:
     lines = [
         "[gateway]",
         "port = 0",
@@ -165,6 +170,7 @@ def _write_config(folder: Path, workers: Sequence[RunningWorker], policy: str) -
         f"policy = {json.dumps(policy)}",
         "[retry]",
         f"attempts = {WORKERS}",
+        f"migrate = {json.dumps(migrate)}",
         "[receipts]",
         f"path = {json.dumps(str(folder / 'receipts.jsonl'))}",
         "keep = 1000",
@@ -199,7 +205,7 @@ def _read_all_receipts(folder: Path) -> list[Receipt]:
 def _table(report: Report) -> str:
     lines = [
         f"soak (mock workers): {report.minutes:g} min, {report.streams} streams, policy {report.policy},"
-        f" seed {report.seed}",
+        f" {'streams migrate' if report.migrate else 'no migration'}, seed {report.seed}",
         f"  {report.requests} requests, {report.tokens} streamed tokens, {report.deaths} worker deaths,"
         f" {report.restarts} restarts; gateway CPU {report.gateway_cpu_s:.1f} s;"
         f" load average before {report.load_average_before:.1f}",

@@ -48,6 +48,7 @@ class History(msgspec.Struct, kw_only=True):
     gateway_log: str | None = None
     moments: Sequence[Moment] = ()
     warm_up_s: float = 0.0
+    migrates: bool = False  # with `retry.migrate` a dead worker excuses nothing
     fds_at_rest: int | None = None
     fds_at_end: int | None = None
 
@@ -59,6 +60,7 @@ def judge(history: History) -> list[Verdict]:
         _one_status_each(history, by_id),
         _nothing_lost(history, by_id),
         _whole_answers(history, by_id),
+        _right_texts(history),
         _no_worker_twice(history),
         _gauges_are_zero(history),
         _metrics_agree(history),
@@ -113,8 +115,8 @@ def _agree(sent: Sent, receipt: Receipt) -> bool:
 
 
 def _nothing_lost(history: History, by_id: Mapping[str, Receipt]) -> Verdict:
-    """Only a stream that had begun on a worker that died without draining may break, and a request that every worker
-    was asked to take and that an injected fault struck on each of them may be refused."""
+    """Only a stream that had begun on a worker that died without draining may break, unless streams migrate, and a
+    request that every worker was asked to take and that an injected fault struck on each of them may be refused."""
     broken = Counter(_why_broken(sent, by_id.get(sent.request_id), history) for sent in history.sent if sent.broken)
     lost = [sent for sent in history.sent if sent.broken and not _why_broken(sent, by_id.get(sent.request_id), history)]
     wrong = [f"{sent.request_id}: {_seen(sent)}, {_attempts(by_id.get(sent.request_id))}" for sent in lost[:SHOWN]]
@@ -127,9 +129,12 @@ def _why_broken(sent: Sent, receipt: Receipt | None, history: History) -> str:
     """Empty: for no reason that would be one."""
     if receipt is None:
         return ""
-    if sent.begun:
+    if sent.begun and not history.migrates:
         return _DEAD_WORKER if _on_dead_worker(receipt, history.deaths) else ""
-    because = receipt.not_retried_because if receipt.attempts else receipt.failure_reason
+    if sent.begun:
+        because = receipt.not_migrated_because
+    else:
+        because = receipt.not_retried_because if receipt.attempts else receipt.failure_reason
     return _REFUSED_BY_ALL if because in _NOBODY_LEFT else ""
 
 
@@ -142,7 +147,8 @@ def _attempts(receipt: Receipt | None) -> str:
     if receipt is None:
         return "no receipt"
     tries = [f"{each.worker} {each.fault} {each.http_status or ''} {each.detail or ''}" for each in receipt.attempts]
-    return f"{receipt.failure_reason}, not retried because {receipt.not_retried_because}: " + ", ".join(tries)
+    because = receipt.not_retried_because or receipt.not_migrated_because
+    return f"{receipt.failure_reason}, nobody else because {because}: " + ", ".join(tries)
 
 
 def _whole_answers(history: History, by_id: Mapping[str, Receipt]) -> Verdict:
@@ -156,6 +162,18 @@ def _whole_answers(history: History, by_id: Mapping[str, Receipt]) -> Verdict:
             wrong.append(f"{sent.request_id}: asked for {sent.max_tokens}, got {tokens}, receipt says {counted}")
     observed = f"{len(whole)} complete answers, {len(wrong)} with other tokens than asked for"
     return _verdict("complete answers are whole", not wrong, "; ".join([observed, *wrong[:SHOWN]]))
+
+
+def _right_texts(history: History) -> Verdict:
+    """The engine's text is a function of all tokens before: wrong KV, or a seam in the wrong place, changes it."""
+    promise = "every complete answer says what an undisturbed worker says"
+    known = [sent for sent in history.sent if sent.right_text is not None]
+    if not known:
+        return Verdict(promise, "unknown", "nothing to compare")
+    wrong = [sent.request_id for sent in known if not sent.right_text]
+    migrated = [receipt for receipt in history.receipts if receipt.migrations]
+    observed = f"{len(known)} compared, {len(migrated)} of all were migrated, {len(wrong)} differ"
+    return _verdict(promise, not wrong, "; ".join([observed, *wrong[:SHOWN]]))
 
 
 def _no_worker_twice(history: History) -> Verdict:

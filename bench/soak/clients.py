@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 import numpy as np
 
+from bench.soak.undisturbed import undisturbed_text
 from kvrelay.core.model.prompt import TokenIds
 from kvrelay.lab.replay.client import CompletionClient, Outcome, completion_body
 
@@ -26,6 +27,7 @@ class Habits(msgspec.Struct, frozen=True, kw_only=True):
 
     seed: int
     model: str = "mock-model"
+    block_size_tokens: int = 16
     vocabulary: int = 200_000
     openings: int = 16
     opening_tokens: int = 256
@@ -44,6 +46,7 @@ class Sent(msgspec.Struct):
     max_tokens: int
     written: bool = False  # its bytes were handed to a connection; a client can leave before
     outcome: Outcome | None = None
+    right_text: bool | None = None  # of a complete answer: as an undisturbed worker would have said it
 
     @property
     def broken(self) -> bool:
@@ -157,4 +160,10 @@ class Crowd:
     async def _complete(self, sent: Sent, prompt: TokenIds) -> Outcome:
         _asking.set(sent)
         body = completion_body(self._habits.model, prompt, sent.max_tokens)
-        return await self._client.complete(body, request_id=sent.request_id, session_id=sent.session_id)
+        outcome = await self._client.complete(body, request_id=sent.request_id, session_id=sent.session_id)
+        if outcome.failure is None:
+            model, size = self._habits.model, self._habits.block_size_tokens
+            undisturbed = undisturbed_text(prompt, sent.max_tokens, model=model, block_size_tokens=size)
+            sent.right_text = outcome.text == undisturbed
+        outcome.text = ""  # judged, and many of them are kept
+        return outcome

@@ -7,6 +7,7 @@ these things no HTTP server would do.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -316,25 +317,30 @@ async def test_a_refused_connection() -> None:
         assert status == 503 and b"no_worker_alive" in body and headers["retry-after"] == "1"
 
 
-@pytest.mark.covers("S26", "S27")
-async def test_a_worker_that_recovers_comes_back_by_a_trial() -> None:
-    """While it fails it gets one request at a time and seldom; its probes are well all the time."""
+@pytest.mark.covers("S26")
+@pytest.mark.parametrize(
+    "fails", [sends(whole(b"500 Internal Server Error", b"{}"), closes), hangs], ids=["500", "stuck"]
+)
+async def test_a_worker_that_recovers_comes_back_by_a_trial(fails: Script) -> None:
+    """While it fails it gets one request at a time and seldom, although its probes are well all the time."""
     failing = True
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        data = (
-            whole(b"500 Internal Server Error", b"{}") if failing else BEGUN + framed(b"data: [DONE]\n\n") + framed(b"")
-        )
-        writer.write(data)
-        await writer.drain()
+        serves = sends(BEGUN + framed(b"data: [DONE]\n\n") + framed(b""), closes)
+        await (fails if failing else serves)(reader, writer)
 
     good = ScriptedWorker("good", stream)
     async with gateway_before(lost(script), good) as (bad, gateway):
+        began_s = asyncio.get_running_loop().time()
         for _ in range(60):
             assert (await post(gateway))[0] == 200
-        assert bad.asked <= 4
+        for _ in range(10):
+            assert {status for status, *_ in await asyncio.gather(*(post(gateway) for _ in range(6)))} == {200}
+        suspensions = math.log2(asyncio.get_running_loop().time() - began_s + 1) + 2
+        assert bad.asked <= suspensions
+        assert next(worker.up for worker in gateway.status().workers if worker.name == "bad"), "its probes are well"
         failing = False
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while standing(gateway) != "routable" or receipts(gateway)[0].chosen_worker != "bad":
                 assert (await post(gateway))[0] == 200
                 await asyncio.sleep(0.02)

@@ -51,7 +51,7 @@ def fleet() -> Iterator[MockFleet]:
 
 
 @asynccontextmanager
-async def serving(fleet: MockFleet, policy: str, receipts: Path) -> AsyncIterator[Gateway]:
+async def serving(fleet: MockFleet, policy: str, receipts: Path, *, migrate: bool) -> AsyncIterator[Gateway]:
     settings = {
         "workers": [{"name": worker.name, "url": worker.url, "adapter": "mock"} for worker in fleet.workers],
         "gateway.port": 0,
@@ -59,6 +59,7 @@ async def serving(fleet: MockFleet, policy: str, receipts: Path) -> AsyncIterato
         "gateway.policy": policy,
         "health.interval_s": 0.1,
         "retry.attempts": len(fleet.workers),
+        "retry.migrate": migrate,
         "receipts.path": receipts,
     }
     async with Gateway(load_config(Path("/dev/null"), {}, settings), seed=SEED, key_seed=b"test") as gateway:
@@ -68,16 +69,26 @@ async def serving(fleet: MockFleet, policy: str, receipts: Path) -> AsyncIterato
 
 @pytest.mark.covers("S01", "S25", "S26", "S27", "RC-11")
 @pytest.mark.parametrize(
-    ("policy", "signals"),
-    [("round_robin", (SIGKILL, SIGTERM)), ("sticky", (SIGTERM, SIGKILL)), ("cache_load", (SIGKILL, SIGTERM))],
+    ("policy", "signals", "migrate"),
+    [
+        ("round_robin", (SIGKILL, SIGTERM), False),
+        ("sticky", (SIGTERM, SIGKILL), False),
+        ("cache_load", (SIGKILL, SIGTERM), False),
+        ("cache_load", (SIGKILL, SIGKILL), True),
+    ],
 )
 async def test_every_request_ends_once_whatever_fails(
-    fleet: MockFleet, policy: str, signals: tuple[Signals, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    fleet: MockFleet,
+    policy: str,
+    signals: tuple[Signals, ...],
+    migrate: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "kvrelay")
     nemesis = Nemesis(fleet, every_s=0.6, down_s=0.05, signals=signals)
     file = tmp_path / "receipts.jsonl"
-    async with serving(fleet, policy, file) as gateway:
+    async with serving(fleet, policy, file, migrate=migrate) as gateway:
         tasks_at_rest = len(asyncio.all_tasks())
         async with WatchedClient(gateway.url, timeout_s=30.0) as client:
             crowd = Crowd(client, Habits(seed=SEED, abort_after_s=(0.002, 0.2)), streams=STREAMS)
@@ -106,6 +117,7 @@ async def test_every_request_ends_once_whatever_fails(
             repeated=frozenset(sent.request_id for sent in repeated) if policy == "cache_load" else frozenset(),
             wrong_reuse_blocks=sum(wrong_reuse),
             gateway_log=caplog.text,
+            migrates=migrate,
         )
     verdicts = judge(history)
     assert [each for each in verdicts if each.verdict == "fail"] == []

@@ -25,6 +25,7 @@ class Outcome(Struct, kw_only=True):
     ended_s: float = 0.0
     first_token_s: float | None = None
     token_times_s: list[float] = msgspec.field(default_factory=list)
+    text: str = ""
     http_status: int | None = None
     worker: str | None = None
     receipt_id: str | None = None  # the gateway may give a request another id than we asked for
@@ -43,8 +44,12 @@ class _Usage(Struct):
     prompt_tokens_details: _CachedTokens | None = None
 
 
+class _Choice(Struct):
+    text: str | None = None
+
+
 class _Chunk(Struct):
-    choices: tuple[msgspec.Raw, ...] = ()
+    choices: tuple[_Choice, ...] = ()
     usage: _Usage | None = None
     error: Any = None
 
@@ -136,5 +141,6 @@ def _take_event(event: bytes, now_s: float, outcome: Outcome) -> None:
         if outcome.first_token_s is None:
             outcome.first_token_s = now_s
         outcome.token_times_s.append(now_s)
+        outcome.text += chunk.choices[0].text or ""
     if chunk.usage is not None:
         outcome.usage = chunk.usage
