@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "mock": ("kvrelay.cli.mock", "Run mock workers, each its own OS process."),
     "agent": ("kvrelay.cli.agent", "Keep a snapshot of a worker's live blocks for routers that come late."),
     "chaos": ("kvrelay.cli.chaos", "Put faults on the wire between a worker and the gateway."),
+    "doctor": ("kvrelay.cli.doctor", "Examine a fleet: what is wrong with it, why, and what to do."),
     "receipts": ("kvrelay.cli.receipts", "Read route receipts: tail, explain, reconcile."),
     "scrape-map": ("kvrelay.cli.scrape_map", "List how a worker's metrics page is understood."),
     "config": ("kvrelay.cli.config", "Show, explain and check the configuration."),

@@ -271,6 +271,41 @@ def no_vector_passes(ttft_p95_ms: float) -> str:
     )
 
 
+# --- kvrelay doctor ----------------------------------------------------------------------------------------------
+
+VERDICT_WORDS = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "unknown": "unknown", "not_applicable": "-"}
+
+
+def nothing_to_examine() -> str:
+    return (
+        "error: there is nothing to examine\n"
+        "  legal: a configuration with [[workers]], `--worker URL`, or `--router URL` of a gateway's admin port\n"
+        "hint: kvrelay doctor --worker http://127.0.0.1:8100"
+    )
+
+
+def examining(workers: int, router: str | None, *, probes: bool) -> str:
+    """Said before anything is asked, because probes are work for the workers."""
+    whom = f"{workers} worker{'' if workers == 1 else 's'}" + (
+        "" if router is None else f" and the gateway at {router}"
+    )
+    if not probes:
+        return f"examining {whom}; no request is sent (`--no-probe`), so events and hits cannot be seen"
+    return f"examining {whom}; each worker gets two small requests of made-up token ids (`--no-probe`: none)"
+
+
+def finding_explained(setting: str, cause: str | None, fix: str | None) -> list[str]:
+    """The lines under a finding that is not well."""
+    indent = " " * 10
+    lines = [] if cause is None else [f"{indent}cause: {cause}"]
+    return lines if fix is None else [*lines, f"{indent}fix ({setting}): {fix}"]
+
+
+def doctor_verdict(verdict: str, counts: dict[str, int]) -> str:
+    shown = [f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count]
+    return f"verdict: {verdict} ({', '.join(shown)})"
+
+
 # --- kvrelay serve -----------------------------------------------------------------------------------------------
 
 

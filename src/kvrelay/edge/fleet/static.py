@@ -96,7 +96,7 @@ class Fleet:
         """What `change` will do, with everything in it that can fail: raises WorkerClash, or OSError for a key file."""
         running = {watch.config.name: watch.config for watch in self._watches.values()}
         change = fleet_change(self._settings.workers, settings.workers, running)
-        headers = {worker.name: _headers(worker.api_key_file) for worker in (*change.added, *change.kept)}
+        headers = {worker.name: worker_headers(worker.api_key_file) for worker in (*change.added, *change.kept)}
         return PlannedChange(settings, change, headers)
 
     async def change(self, planned: PlannedChange) -> None:
@@ -128,7 +128,7 @@ class Fleet:
         for known in self._watches.values():
             if worker.name == known.config.name or worker.url == known.config.url:
                 raise WorkerExists(f"{known.config.name} at {known.config.url}")
-        self._add(worker, _headers(worker.api_key_file))
+        self._add(worker, worker_headers(worker.api_key_file))
 
     def _add(self, worker: WorkerConfig, headers: Mapping[str, str]) -> None:
         assert self._around is not None
@@ -226,7 +226,7 @@ def _session(timeout_s: float) -> aiohttp.ClientSession:
     )
 
 
-def _headers(api_key_file: Path | None) -> Mapping[str, str]:
+def worker_headers(api_key_file: Path | None) -> Mapping[str, str]:
     if api_key_file is None:
         return {}
     return {"authorization": f"Bearer {api_key_file.read_text(encoding='utf-8').strip()}"}

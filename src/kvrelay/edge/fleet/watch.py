@@ -337,20 +337,24 @@ def _listens_beyond_loopback(source: EventSource) -> bool:
 
 def _as_configured(description: Description, config: WorkerConfig) -> Description:
     """What the operator stated about a worker goes over what it says of itself."""
-    sources = _sources(description.sources, config)
+    sources = configured_sources(description.sources, config)
     spec = msgspec.structs.replace(
         description.spec,
         models=(config.model,) if config.model else description.spec.models,
         role=config.role,
         max_active_requests=config.max_active_requests or None,
+        block_size_tokens=config.block_size or description.spec.block_size_tokens,
         sends_events=bool(sources),
         has_agent=bool(config.agent),
     )
     return msgspec.structs.replace(description, spec=spec, sources=sources)
 
 
-def _sources(found: tuple[EventSource, ...], config: WorkerConfig) -> tuple[EventSource, ...]:
-    """Nothing is listened on beyond loopback because a worker says so: that takes an `events` of the operator."""
+def configured_sources(found: tuple[EventSource, ...], config: WorkerConfig) -> tuple[EventSource, ...]:
+    """Where its events are taken from: what the operator stated, else what the worker says.
+
+    Nothing is listened on beyond loopback because a worker says so: that takes an `events` of the operator.
+    """
     if config.events == "none":
         return ()
     if config.events == "auto":

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kvrelay.edge.gateway.gateway import Gateway
 
 # What a caller may say of a new worker. Not `api_key_file`: it would let callers read files of this host.
-WORKER_MEMBERS = frozenset(("url", "name", "model", "events", "replay", "topic", "agent", "adapter"))
+WORKER_MEMBERS = frozenset(("url", "name", "model", "events", "replay", "topic", "block_size", "agent", "adapter"))
 SECOND_HEADER = SECOND_SESSION_HEADER.decode()
 MAX_RECEIPTS = 1000
 _DECIMAL = re.compile("[0-9]{1,9}")  # of what `isdigit` calls digits, `int` reads only some, and not too many of them

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from kvrelay.core.contract.keys import MAX_BLOCK_TOKENS
 from kvrelay.core.routing.settings import RouterSettings, Spill, Weights
 from kvrelay.edge.system.urls import BadUrl, canonical_worker_url, name_from_url
 
@@ -231,6 +232,13 @@ class WorkerConfig(Section):
         "",
         "Where `kvrelay agent` beside the worker publishes its heartbeat.",
         "Set: a late start, a lost tail and a gap beyond the replay are mended by the agent's snapshot.",
+    )
+    block_size: int | None = key(
+        None,
+        "Tokens per block of its prefix cache, for workers that do not say it.",
+        "A wrong one costs every match until its events show the right one; `kvrelay doctor` compares.",
+        ge=1,
+        le=MAX_BLOCK_TOKENS,
     )
     adapter: AdapterName = key(
         "auto", "Kind of engine.", "`auto` asks the worker; `openai` expects nothing beyond the OpenAI paths."

@@ -1,0 +1,124 @@
+"""What was seen of a fleet, as plain values: the rules judge these and look at nothing else.
+
+None always means "not known": not asked, not answered, or not said. It is never a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+
+class SourceFacts(Struct, frozen=True, kw_only=True):
+    """Where one rank of a worker is expected to publish, and what came from there."""
+
+    rank: int
+    endpoint: str
+    replay: str | None
+    topic: str  # that the router subscribes to; a prefix
+    bind: bool  # the worker connects to us
+    said_endpoint: str | None = None  # by the worker itself, as seen from here
+    said_replay: str | None = None
+    said_topic: str | None = None
+    raw_endpoint: str | None = None  # as the worker's own configuration has it
+    connected: bool | None = None  # None: could not be tried
+    why_not_tried: str | None = None
+    replay_answered: bool | None = None
+    replay_problem: str | None = None
+    topics_seen: tuple[str, ...] = ()  # on the wire, whatever was subscribed to
+    heard_batches: int | None = None  # with the topic of the router, after the probe; None: no probe
+    replayed_batches: int | None = None  # of the probe, by replay only
+    malformed: str | None = None
+    block_sizes: tuple[int, ...] = ()  # in tokens, of the events that came
+    clock_ahead_s: float | None = None  # the publisher's clock against ours
+
+
+class ProbeFacts(Struct, frozen=True, kw_only=True):
+    """Two equal requests with made-up token ids, one output token each."""
+
+    prompt_tokens: int
+    problem: str | None = None  # why there is no answer
+    first_s: float | None = None
+    second_s: float | None = None
+    usage_seen: bool = False
+    counted_prompt_tokens: int | None = None
+    cached_first: int | None = None
+    cached_second: int | None = None
+    block_hashes: tuple[int, ...] = ()  # the engine's own names of the prompt's blocks
+
+
+class WorkerFacts(Struct, frozen=True, kw_only=True):
+    """One worker as the configuration means it and as it answered."""
+
+    name: str
+    url: str
+    problem: str | None = None  # why it could not be asked
+    engine: str | None = None
+    version: str | None = None
+    models: tuple[str, ...] = ()
+    has_event_stream: bool | None = None  # whether this kind of engine can publish events at all
+    events_switched_off: bool = False  # `events = "none"` in the configuration
+    wanted_block_size: int | None = None  # in the configuration
+    said_block_size: int | None = None  # by the worker, in tokens
+    sources: tuple[SourceFacts, ...] = ()
+    probe: ProbeFacts | None = None
+    has_metrics: bool | None = None
+    missing_metrics: tuple[str, ...] = ()
+    cache_settings: Mapping[str, str] | None = None  # labels of the engine's own information metric
+    tokens: Mapping[str, tuple[int, ...] | None] = {}  # per made-up text: ids by the worker
+    clock_ahead_s: float | None = None  # from its Date header
+    is_local: bool = False
+    http_open_to_all: bool | None = None  # listens beyond loopback; None: not on this machine
+    open_event_ports: tuple[int, ...] = ()  # of its publisher and replay, beyond loopback
+
+
+class RouterWorkerFacts(Struct, frozen=True, kw_only=True):
+    """What a running gateway believes of one worker."""
+
+    name: str
+    routable: bool
+    index_state: str  # the worst of its ranks
+    index_problem: str | None
+    compared: int
+    over_claims: int
+    under_claims: int
+    resyncs: int
+    orphan_blocks: int
+    malformed_events: int
+
+
+class RouterFacts(Struct, frozen=True, kw_only=True):
+    """A running gateway, by its admin port."""
+
+    url: str
+    problem: str | None = None
+    policy: str | None = None
+    index_problem: str | None = None
+    workers: tuple[RouterWorkerFacts, ...] = ()
+
+
+class TokenizerFacts(Struct, frozen=True, kw_only=True):
+    """The router's own tokenizer, if it has one."""
+
+    path: str | None = None
+    problem: str | None = None  # why it could not be loaded
+    tokens: Mapping[str, tuple[int, ...] | None] = {}
+
+
+class HostFacts(Struct, frozen=True, kw_only=True):
+    """The machine that the doctor runs on."""
+
+    memory_bytes: int | None = None  # the smaller of the machine's and the control group's
+    store_tiers: int = 0
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """One examination."""
+
+    policy: str
+    workers: tuple[WorkerFacts, ...]
+    tokenizer: TokenizerFacts = TokenizerFacts()
+    router: RouterFacts | None = None  # None: no gateway was named
+    host: HostFacts = HostFacts()
+    probed: bool = True

@@ -1,0 +1,15 @@
+"""Engine versions that kvrelay was held against, and what kinds of engine can publish KV events."""
+
+from __future__ import annotations
+
+# engine -> versions that tests ran against real servers of; the mock is our own and always known
+TESTED: dict[str, tuple[str, ...]] = {
+    "vllm": ("0.32.0",),
+    "mock": (),
+}
+PUBLISHES_EVENTS = frozenset(("vllm", "sglang", "mock"))
+METRICS_WANTED = ("running_requests", "waiting_requests", "prefix_queries_tokens", "prefix_hits_tokens")
+"""Canonical metrics that routing and the check for silent events read."""
+
+SCORES_BY_CACHE = frozenset(("cache_load",))
+"""Policies that are worth nothing without an index."""

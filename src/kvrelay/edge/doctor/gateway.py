@@ -1,0 +1,77 @@
+"""What a running gateway says of itself, from its admin port."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import aiohttp
+from msgspec import Struct
+
+from kvrelay.core.doctor.facts import RouterFacts, RouterWorkerFacts
+from kvrelay.core.routing.status import WorkerStatus
+from kvrelay.edge.connectors import ask
+from kvrelay.edge.connectors.base import WorkerAnswerUnusable, WorkerUnreachable
+from kvrelay.edge.fleet.static import worker_headers
+
+_WORST_FIRST = ("unusable", "incomplete", "approximate", "live")
+
+
+class _Status(Struct):
+    policy: str
+    index_problem: str | None = None
+
+
+class _Worker(Struct):
+    name: str
+    url: str
+    routable: bool
+    malformed_events: int = 0
+    events_problem: str | None = None
+    router: WorkerStatus | None = None
+
+
+class _Workers(Struct):
+    workers: list[_Worker]
+
+
+class Gateway(Struct, frozen=True):
+    facts: RouterFacts
+    workers: Mapping[str, str]  # name -> URL
+
+
+async def look_at(session: aiohttp.ClientSession, url: str, token_file: Path | None) -> Gateway:
+    """Never raises for what the gateway does."""
+    url = (url if "://" in url else f"http://{url}").rstrip("/")
+    try:
+        headers = worker_headers(token_file)  # a bearer token as well
+        status = await ask.get_json(session, f"{url}/admin/status", headers, _Status)
+        workers = (await ask.get_json(session, f"{url}/admin/workers", headers, _Workers)).workers
+    except (WorkerUnreachable, WorkerAnswerUnusable, OSError) as error:
+        return Gateway(RouterFacts(url=url, problem=f"{url}: {error}"), {})
+    facts = RouterFacts(
+        url=url,
+        policy=status.policy,
+        index_problem=status.index_problem,
+        workers=tuple(_worker(worker) for worker in workers),
+    )
+    return Gateway(facts, {worker.name: worker.url for worker in workers})
+
+
+def _worker(worker: _Worker) -> RouterWorkerFacts:
+    targets = () if worker.router is None else worker.router.targets
+    states = [target.index_state.value for target in targets]
+    drifts = [target.drift for target in targets if target.drift is not None]
+    problems = [target.index_problem for target in targets if target.index_problem is not None]
+    return RouterWorkerFacts(
+        name=worker.name,
+        routable=worker.routable,
+        index_state=next((state for state in _WORST_FIRST if state in states), "unusable"),
+        index_problem=worker.events_problem or next(iter(problems), None),
+        compared=sum(drift.compared for drift in drifts),
+        over_claims=sum(drift.over_claim for drift in drifts),
+        under_claims=sum(drift.under_claim for drift in drifts),
+        resyncs=sum(drift.resyncs for drift in drifts),
+        orphan_blocks=sum(target.orphan_blocks for target in targets),
+        malformed_events=worker.malformed_events,
+    )
