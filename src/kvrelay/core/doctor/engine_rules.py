@@ -129,11 +129,13 @@ def _compare(facts: Facts, worker: WorkerFacts, probe: str) -> Judged:
     return ok(f"{probe}: {len(ours)} equal token ids") if ours == theirs else fail(difference(probe, ours, theirs))
 
 
-def difference(probe: str, ours: tuple[int, ...], theirs: tuple[int, ...]) -> str:
+def difference(
+    probe: str, ours: tuple[int, ...], theirs: tuple[int, ...], *, here: str = "here", there: str = "there"
+) -> str:
     """Where two lists of token ids part."""
     common = min(len(ours), len(theirs))
     first = next((i for i in range(common) if ours[i] != theirs[i]), common)
-    return f"{probe}: from token {first} on, {len(ours)} tokens here and {len(theirs)} there"
+    return f"{probe}: from token {first} on, {len(ours)} tokens {here} and {len(theirs)} {there}"
 
 
 ENGINE_RULES = (

@@ -64,7 +64,8 @@ def _heard(facts: Facts, worker: WorkerFacts) -> Judged:
     if all(source.connected is None for source in worker.sources) and not replayed:
         return unknown(worker.sources[0].why_not_tried or "nobody could listen")
     also = f"; its replay had {replayed}" if replayed else ""
-    return fail(f"the worker computed {probe.prompt_tokens} prompt tokens and no event came{also}")
+    where = " under the subscribed topic" if any(source.topics_seen for source in worker.sources) else ""
+    return fail(f"the worker computed {probe.prompt_tokens} prompt tokens and no event came{where}{also}")
 
 
 def _readable(_: Facts, worker: WorkerFacts) -> Judged:

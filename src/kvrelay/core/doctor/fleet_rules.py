@@ -92,8 +92,8 @@ def _same_tokens(facts: Facts) -> Judged:
             if other is worker or ids is None or theirs is None:
                 continue
             if ids != theirs:
-                what = difference(probe, theirs, ids).replace("here", f"at {other.name}")
-                return fail(what.replace("there", f"at {worker.name}"))
+                at = {"here": f"at {other.name}", "there": f"at {worker.name}"}
+                return fail(difference(probe, theirs, ids, **at))
             compared += 1
     return ok(f"{compared} texts compared") if compared else not_applicable("no two workers of one model tokenize")
 
