@@ -189,6 +189,7 @@ NOWHERE = change(SOURCE, connected=False, heard_batches=0, topics_seen=(), said_
         (worker(http_open_to_all=True), "http_open", WARN, "all interfaces"),
         (worker(http_open_to_all=None), "http_open", NONE, "another machine"),
         (worker(sources=()), "events_published", FAIL, "names no source"),
+        (worker(sources=(), sources_refused="beyond loopback"), "events_published", FAIL, "beyond loopback"),
         (worker(sources=(), events_switched_off=True), "events_published", WARN, "`events` is `none`"),
         (worker(sources=(), engine="llamacpp"), "events_published", WARN, "llamacpp publishes none"),
         (worker(sources=(), problem=GONE), "events_published", UNKNOWN, "could not be asked"),

@@ -23,7 +23,7 @@ def _version(_: Facts, worker: WorkerFacts) -> Judged:
         return warn(f"{worker.engine} {worker.version or ''}".rstrip() + ": tested against its protocol only")
     if worker.version is None:
         return unknown(f"{worker.engine} does not say its version")
-    if worker.version.partition("+")[0] in TESTED[worker.engine]:
+    if worker.version.startswith(TESTED[worker.engine]):
         return ok(f"{worker.engine} {worker.version}, tested")
     return warn(f"{worker.engine} {worker.version}; tested: {', '.join(TESTED[worker.engine])}")
 

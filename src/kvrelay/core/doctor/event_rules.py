@@ -12,6 +12,8 @@ def _published(_: Facts, worker: WorkerFacts) -> Judged:
         return warn("`events` is `none`: what it holds is guessed from what it was sent")
     if worker.sources:
         return ok(", ".join(source.endpoint for source in worker.sources))
+    if worker.sources_refused is not None:
+        return fail(worker.sources_refused)
     if worker.problem is not None:
         return unknown("the worker could not be asked")
     if worker.engine not in PUBLISHES_EVENTS:

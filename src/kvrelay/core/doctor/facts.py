@@ -62,6 +62,7 @@ class WorkerFacts(Struct, frozen=True, kw_only=True):
     wanted_block_size: int | None = None  # in the configuration
     said_block_size: int | None = None  # by the worker, in tokens
     sources: tuple[SourceFacts, ...] = ()
+    sources_refused: str | None = None  # why the router does not use those that the worker names
     probe: ProbeFacts | None = None
     has_metrics: bool | None = None
     missing_metrics: tuple[str, ...] = ()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-# engine -> versions that tests ran against real servers of; the mock is our own and always known
+# engine -> beginnings of the versions that tests ran against real servers of; the mock is our own and always known
 TESTED: dict[str, tuple[str, ...]] = {
     "vllm": ("0.32.0",),
+    "llamacpp": ("b11549",),
     "mock": (),
 }
 PUBLISHES_EVENTS = frozenset(("vllm", "sglang", "mock"))

@@ -35,7 +35,7 @@ from kvrelay.edge.connectors.vllm.replay import NoReplay, replay
 from kvrelay.edge.doctor import gateway, machine, probe
 from kvrelay.edge.doctor.listen import Heard, Listener
 from kvrelay.edge.fleet.static import worker_headers
-from kvrelay.edge.fleet.watch import configured_sources
+from kvrelay.edge.fleet.watch import configured_sources, why_sources_are_refused
 from kvrelay.edge.system.config import Config, WorkerConfig
 from kvrelay.edge.system.urls import join_url
 from kvrelay.edge.tokens.parity import PROBES
@@ -130,6 +130,7 @@ class _Examination:
             models=(config.model,) if config.model else described.spec.models,
             has_event_stream=described.spec.engine in PUBLISHES_EVENTS,
             said_block_size=described.spec.block_size_tokens if described.spec.engine in PUBLISHES_EVENTS else None,
+            sources_refused=why_sources_are_refused(described.sources, config),
             tokens=await self._tokens(connector, described),
         )
         known = await self._with_page(known, connector)

@@ -164,10 +164,7 @@ class WorkerWatch:
             if self._connector is None:
                 self._connector = await detect(session, self.config.url, self._headers)
             description = await self._connector.describe(session, self.config.url, self._headers)
-            self._refused = None
-            if self.config.events == "auto":
-                beyond = [source.endpoint for source in description.sources if _listens_beyond_loopback(source)]
-                self._refused = _why_refused(beyond[0]) if beyond else None
+            self._refused = why_sources_are_refused(description.sources, self.config)
             self._adopt(_as_configured(description, self.config), self._connector)
             self._doubtful = False
             self._events.resume()
@@ -324,6 +321,12 @@ class WorkerWatch:
     def _is_of_another_process(self, scrape: Scrape) -> bool:
         before = self._description.process_start_s if self._description else None
         return None not in (before, scrape.process_start_s) and before != scrape.process_start_s
+
+
+def why_sources_are_refused(found: tuple[EventSource, ...], config: WorkerConfig) -> str | None:
+    """Why not all that a worker says of its sources is used; None if it is."""
+    beyond = [source.endpoint for source in found if _listens_beyond_loopback(source)]
+    return _why_refused(beyond[0]) if beyond and config.events == "auto" else None
 
 
 def _why_refused(endpoint: str) -> str:
