@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 from kvrelay.core.model.effects import RequestReplay
@@ -27,6 +28,8 @@ from kvrelay.core.model.events import (
     WorkerResumed,
 )
 from kvrelay.core.model.ids import WorkerId
+from kvrelay.core.routing.router import Router
+from kvrelay.core.routing.settings import RouterSettings
 from kvrelay.edge.connectors.base import WorkerAnswerUnusable, WorkerUnreachable
 from kvrelay.edge.fleet.static import Fleet, UnknownWorker, WorkerExists
 from kvrelay.edge.observe.metrics import Metrics
@@ -301,6 +304,30 @@ async def test_malformed_messages_are_counted_and_the_next_good_one_is_used() ->
         await run.until(lambda: any(batch.seq == 92 for batch in run.of(KvBatch)))
         assert run.fleet.view("a").malformed_messages == 3
         assert b'kvrelay_events_malformed_total{worker="a"} 3.0' in run.metrics.render()
+
+
+@pytest.mark.covers("S12")
+async def test_events_of_another_cache_group_are_counted_by_kind_and_the_normal_ones_between_are_indexed() -> None:
+    """Hashes and tokens of the odd ones do not fit together, since a window's blocks are announced without the rest."""
+    router = Router(RouterSettings(key_seed=b"k"))
+    async with ScriptedWorker() as worker, running(WorkerConfig(url=worker.url, name="a")) as run:
+        await run.until(lambda: run.of(WorkerJoined))
+        await run.subscribed(worker)
+        odd = {**stored([70, 71, 72], [9]), "group_idx": 1, "kv_cache_spec_kind": "sliding_window"}
+        for seq in range(40, 46):
+            normal = stored([seq], [seq, 2, 3, 4])
+            await worker.publish(seq, payload(odd, normal) if seq % 2 else payload(normal))
+        await run.until(lambda: any(batch.seq == 45 for batch in run.of(KvBatch)))
+        assert (len(run.of(WorkerJoined)), run.fleet.view("a").malformed_messages) == (1, 0)
+        assert b'kind="skipped_cache_group_sliding_window",worker="a"} 3.0' in run.metrics.render()
+        batches = [batch for batch in run.of(KvBatch) if batch.seq >= 40]
+        assert [batch.seq for batch in batches] == list(range(40, 46)), "every batch came, on one subscription"
+        router.step(0.0, run.of(WorkerJoined)[0])
+        router.step(0.0, ReplayArrived(batches[0].worker, 0, ()))
+        for seq, batch in enumerate(batches):
+            router.step(0.0, msgspec.structs.replace(batch, seq=seq))
+        (status,) = router.status(0.0).workers
+        assert (status.targets[0].index_blocks["gpu"], status.events["skipped"]) == (6, 3)
 
 
 async def test_what_was_published_while_no_connection_stood_is_fetched_after_it_stands() -> None:

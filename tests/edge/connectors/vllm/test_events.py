@@ -163,9 +163,12 @@ def test_removals_are_merged_in_order_and_by_tier() -> None:
 @pytest.mark.parametrize(
     ("event", "kind"),
     [
-        (stored(group_idx=1), "cache_group"),
+        (stored(group_idx=1), "cache_group_full_attention"),
+        (stored(group_idx=1, kv_cache_spec_kind="mamba", token_ids=[1]), "cache_group_mamba"),
+        (stored(group_idx=1, kv_cache_spec_kind="of a later release"), "cache_group_unknown"),
+        (stored(group_idx=1, kv_cache_spec_kind=None), "cache_group"),
         ({"type": "BlockRemoved", "block_hashes": [1], "group_idx": 2}, "cache_group"),
-        (stored(kv_cache_spec_kind="sliding_window"), "cache_kind"),
+        (stored(kv_cache_spec_kind="sliding_window"), "cache_kind_sliding_window"),
         (stored(token_ids=[1, 2, 3]), "partial_block"),
         (stored(medium="TAPE"), "medium"),
         ({"type": "BlockPromoted", "block_hashes": [1]}, "unknown_type"),
@@ -174,6 +177,11 @@ def test_removals_are_merged_in_order_and_by_tier() -> None:
 def test_what_is_understood_well_enough_to_skip_is_counted(event: dict[str, object], kind: str) -> None:
     batch = decode_batch(message(event, {"type": "AllBlocksCleared"}))
     assert batch.events == (EventsSkipped(kind), BlocksCleared())
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "mla_attention", "sink_full_attention", None])
+def test_caches_whose_blocks_serve_every_prompt_that_begins_alike_are_indexed(kind: str | None) -> None:
+    assert isinstance(the_only(message(stored(kv_cache_spec_kind=kind))), BlocksStored)
 
 
 @pytest.mark.parametrize(

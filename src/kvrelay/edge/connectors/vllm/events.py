@@ -97,6 +97,19 @@ _STRUCTS: dict[str, Callable[[Members], Any]] = {
     "AllBlocksCleared": lambda members: _Cleared(),
 }
 
+# Kinds of caches (`kv_cache_spec_kind`).
+_WHOLE_PREFIX_KINDS = frozenset(("full_attention", "mla_attention", "sink_full_attention"))
+_OTHER_KINDS = frozenset(
+    (
+        "sliding_window",
+        "sliding_window_mla",
+        "chunked_local_attention",
+        "mamba",
+        "encoder_only_attention",
+        "cross_attention",
+    )
+)
+
 _decode_typed = msgspec.msgpack.Decoder(_Batch).decode
 
 
@@ -209,11 +222,9 @@ def _translated(wire: Iterable[_Stored | _Removed | _Cleared | EventsSkipped]) -
 
 def _stored(event: _Stored) -> BlocksStored | EventsSkipped:
     tier = _tier(event.medium, event.locality)
-    skipped = _why_skipped(event.group_idx, tier)
+    skipped = _why_skipped(event.group_idx, tier, event.kv_cache_spec_kind)
     if skipped is not None:
         return skipped
-    if event.kv_cache_spec_kind not in (None, "full_attention"):
-        return EventsSkipped("cache_kind")
     blocks = len(event.block_hashes)
     if not 0 < event.block_size <= MAX_BLOCK_TOKENS:
         raise MalformedEvents(f"block_size {event.block_size}")
@@ -255,13 +266,21 @@ def _tier(medium: str | None, locality: str | None) -> Tier | None:
     return Tier.REMOTE if tier is Tier.DISK and locality == "REMOTE" else tier
 
 
-def _why_skipped(group_idx: int | None, tier: Tier | None) -> EventsSkipped | None:
-    """Only the first cache group is indexed: hybrid models repeat every token span once per group."""
+def _why_skipped(group_idx: int | None, tier: Tier | None, kind: str | None = None) -> EventsSkipped | None:
+    """Only the first cache group is indexed: hybrid models repeat every token span once per group. And only kinds whose
+    block serves every prompt that begins like it: a sliding window forgets what is behind it."""
     if group_idx:
-        return EventsSkipped("cache_group")
+        return EventsSkipped("cache_group" if kind is None else f"cache_group_{_named(kind)}")
+    if kind is not None and kind not in _WHOLE_PREFIX_KINDS:
+        return EventsSkipped(f"cache_kind_{_named(kind)}")
     if tier is None:
         return EventsSkipped("medium")
     return None
+
+
+def _named(kind: str) -> str:
+    """It becomes the label of a counter, so only known names pass."""
+    return kind if kind in _WHOLE_PREFIX_KINDS or kind in _OTHER_KINDS else "unknown"
 
 
 def _extra_keys(event: _Stored) -> tuple[str | None, str | None, tuple[str | None, ...] | None]:
