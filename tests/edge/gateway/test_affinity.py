@@ -8,7 +8,7 @@ import pytest
 
 from kvrelay.core.model.units import RouteReason
 from kvrelay.edge.http.server import Exchange
-from tests.edge.gateway.scripted import ScriptedWorker, client_of, receipts, running, token_body, until
+from tests.edge.gateway.scripted import ScriptedWorker, answer, client_of, receipts, running, token_body, until
 
 
 @pytest.mark.covers("RT-05")
@@ -40,6 +40,7 @@ async def test_health_goes_before_affinity() -> None:
         assert headers["x-kvrelay-route-reason"] == RouteReason.AFFINITY_BROKEN_UNHEALTHY
 
 
+@pytest.mark.covers("SG-22")
 async def test_a_closed_session_is_bound_anew() -> None:
     workers = [ScriptedWorker(name) for name in "abc"]
     async with running(*workers, gateway__policy="sticky") as gateway, client_of(gateway) as client:
@@ -49,6 +50,47 @@ async def test_a_closed_session_is_bound_anew() -> None:
         _, _, headers = await client.post(token_body(), x_session_id="s")
         assert headers["x-kvrelay-route-reason"] == RouteReason.STICKY_FIRST
         assert (await client.admin("DELETE", "/admin/sessions/unknown"))[0] == 404
+
+
+@pytest.mark.covers("SG-22", "DR-11")
+async def test_a_turn_that_outlives_its_session_does_not_revive_it() -> None:
+    held: list[Exchange] = []
+    workers = [ScriptedWorker(name, held.append) for name in "ab"]
+    async with running(*workers, gateway__policy="sticky") as gateway, client_of(gateway) as client:
+        asking = asyncio.create_task(client.post(token_body(), x_session_id="s"))
+        await until(lambda: held)
+        assert (await client.admin("DELETE", "/admin/sessions/s"))[0] == 200
+        held.pop().respond(200, (), b"{}")
+        assert (await asking)[0] == 200
+        assert (await client.admin("GET", "/admin/sessions"))[1] == {"sessions": []}
+        assert (await client.admin("DELETE", "/admin/sessions/s"))[0] == 404
+        for worker in workers:
+            worker.script = answer
+        _, _, headers = await client.post(token_body(), x_session_id="s")
+        assert headers["x-kvrelay-route-reason"] == RouteReason.STICKY_FIRST
+
+
+@pytest.mark.covers("RT-24")
+async def test_a_turn_whose_worker_is_too_busy_spills_and_is_counted() -> None:
+    held: list[Exchange] = []
+    workers = {name: ScriptedWorker(name) for name in "ab"}
+    flags = {"gateway__policy": "sticky_load", "policy__sticky_load__spill_requests": 2}
+    async with running(*workers.values(), **flags) as gateway, client_of(gateway) as client:
+        home = (await client.post(token_body(), x_session_id="s"))[2]["x-kvrelay-worker"]
+        workers[home].script = held.append
+        pending = [asyncio.create_task(client.post(token_body(), x_session_id="s")) for _ in range(3)]
+        await until(lambda: len(held) == 3)
+        _, _, headers = await client.post(token_body(), x_session_id="s")
+        assert headers["x-kvrelay-worker"] != home
+        assert headers["x-kvrelay-route-reason"] == RouteReason.STICKY_SPILL
+        assert receipts(gateway)[0].spilled_from == home
+        assert "kvrelay_spills_total 1.0" in (await client.admin("GET", "/metrics"))[1]
+        for exchange in held:
+            exchange.respond(200, (), b"{}")
+        await asyncio.gather(*pending)
+        workers[home].script = answer
+        _, _, headers = await client.post(token_body(), x_session_id="s")
+        assert (headers["x-kvrelay-worker"], headers["x-kvrelay-route-reason"]) == (home, RouteReason.STICKY_BOUND)
 
 
 @pytest.mark.covers("S03")
