@@ -50,6 +50,9 @@ class _Loop:
     def on_accepted(self) -> None:
         return
 
+    def on_interim(self, status: int, headers: list[Header]) -> None:
+        return
+
     def on_head(self, status: int, headers: list[Header]) -> None:
         assert status == 200, (status, headers)
 

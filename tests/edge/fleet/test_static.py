@@ -473,7 +473,7 @@ async def test_the_tokenizer_of_the_worker_answers_with_an_array() -> None:
     async with ScriptedWorker() as worker, running(WorkerConfig(url=worker.url, name="a")) as run:
         await run.until(lambda: run.of(WorkerJoined))
         upstream = run.fleet.upstream("a")
-        tokens = await upstream.connector.tokenize(run.fleet.session, upstream.url, {"prompt": "abc"})
+        tokens = await upstream.connector.tokenize(run.fleet.session_of("a"), upstream.url, {"prompt": "abc"})
         assert tokens.dtype == "uint32"
         assert tokens.tolist() == [3, 70_000]
 

@@ -48,8 +48,12 @@ def hang(exchange: Exchange) -> None:
 class ScriptedWorker:
     """Looks like a vLLM server without events. `script` answers everything but the paths that describe it."""
 
-    def __init__(self, name: str, script: Callable[[Exchange], None] = answer) -> None:
+    def __init__(
+        self, name: str, script: Callable[[Exchange], None] = answer, *, holds_bytes: int | None = None
+    ) -> None:
+        """`holds_bytes`: the script gets a longer body as an `upload`."""
         self.name = name
+        self._holds_bytes = holds_bytes
         self.script = script
         self.requests: list[Exchange] = []
         self.left: list[Exchange] = []
@@ -65,7 +69,13 @@ class ScriptedWorker:
     async def start(self) -> None:
         if self._server is not None:
             return
-        self._server = await start_server(self._handle, host="127.0.0.1", port=self.port, limits=HttpLimits())
+        self._server = await start_server(
+            self._handle,
+            host="127.0.0.1",
+            port=self.port,
+            limits=HttpLimits(),
+            held_at_most=lambda path, headers: self._holds_bytes,
+        )
         self.port = self._server.port
 
     async def stop(self) -> None:

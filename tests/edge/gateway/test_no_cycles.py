@@ -49,6 +49,9 @@ class _Asker:
     def on_accepted(self) -> None:
         return
 
+    def on_interim(self, status: int, headers: list[Header]) -> None:
+        return
+
     def on_head(self, status: int, headers: list[Header]) -> None:
         return
 

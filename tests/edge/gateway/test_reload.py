@@ -81,6 +81,7 @@ async def test_what_the_file_says_takes_effect_and_what_waits_for_a_start_is_nam
             worker,
             gateway__policy="round_robin",
             gateway__limits__body_bytes=1024,
+            gateway__limits__streamed_body_bytes=1024,
             gateway__admin_token_file=token,
             affinity__header="x-conversation",
             gateway__processes=1,
@@ -195,8 +196,8 @@ async def test_a_shorter_total_time_ends_younger_requests_before_older_ones() ->
 async def test_probes_follow_a_new_interval_and_timeout() -> None:
     worker = ScriptedWorker("a")
     async with running(worker, health__interval_s=3600) as gateway:
-        session = gateway.fleet.session
+        session = gateway.fleet.session_of("a")
         await gateway.reload(changed(gateway, worker, health__interval_s=0.05, health__timeout_s=0.5))
-        assert gateway.fleet.session is not session and gateway.fleet.session.timeout.total == 0.5
+        assert gateway.fleet.session_of("a") is not session and gateway.fleet.session_of("a").timeout.total == 0.5
         assert not session.closed, "questions under way need it"
     assert session.closed

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from kvrelay.core.model.units import Fault
-from kvrelay.edge.http.client import CallTimeouts, Origin, PoolLimits, UpstreamPool
+from kvrelay.edge.http.client import Call, CallTimeouts, Origin, PoolLimits, UpstreamPool
 from kvrelay.edge.http.heads import Header
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: w\r\n\r\n"
@@ -27,6 +27,9 @@ class Noted:
 
     def on_accepted(self) -> None:
         self.heard.append("accepted")
+
+    def on_interim(self, status: int, headers: list[Header]) -> None:
+        self.heard.append((status, headers))
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         self.heard.append(status)
@@ -116,9 +119,13 @@ async def test_an_answer_may_come_in_any_pieces(cut: int) -> None:
 async def test_chunked_bodies_interim_answers_and_trailers() -> None:
     interim = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n"
     chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n0\r\nt: 1\r\n\r\n"
-    async with upstream(answering(interim + chunked)) as (pool, server):
+    async with upstream(answering(b"HTTP/1.1 100 Continue\r\n\r\n" + interim + chunked)) as (pool, server):
         for _ in range(2):
-            assert await call(pool, server.port) == ["accepted", 200, b"abc", "end"]
+            noted = Noted()
+            begun = pool.request(Origin("127.0.0.1", server.port), REQUEST, noted, CallTimeouts())
+            await asyncio.wait_for(noted.over.wait(), 5)
+            assert noted.heard == ["accepted", (103, [(b"link", b"x")]), 200, b"abc", "end"]
+            assert begun.trailers == [(b"t", b"1")]
         assert server.connections == 1
 
 
@@ -145,6 +152,13 @@ async def test_the_answer_to_head_has_no_body() -> None:
         (b"nonsense\r\n\r\n", ["accepted", Fault.GARBAGE]),
         (CHUNKED + b"zz\r\n", ["accepted", 200, Fault.GARBAGE]),
         (b"HTTP/1.1 200 OK\r\nx: " + b"a" * 300_000, ["accepted", Fault.GARBAGE]),
+        (CHUNKED + b"0\r\nx: " + b"a" * 600_000, ["accepted", 200, Fault.GARBAGE]),
+        (CHUNKED + b"5;" + b"a" * 600_000, ["accepted", 200, Fault.GARBAGE]),
+        (
+            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n",
+            ["accepted", Fault.GARBAGE],
+        ),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", ["accepted", Fault.RESET]),
     ],
 )
 async def test_what_is_wrong_with_an_answer_is_said_once(answer: bytes, heard: list[object]) -> None:
@@ -232,3 +246,147 @@ async def test_idle_connections_are_closed_before_the_worker_would() -> None:
         await asyncio.sleep(0.3)
         await call(pool, server.port)
         assert server.connections == 2
+
+
+async def test_framing_that_comes_in_drops_is_not_taken_for_an_endless_trailer() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(CHUNKED)
+        for _ in range(60):
+            for piece in (b"1;%b\r\n" % (b"e" * 30), b"a\r\n"):
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.001)
+        writer.write(b"0\r\n\r\n")
+
+    async with upstream(serve, PoolLimits(head_bytes=200)) as (pool, server):
+        heard = await call(pool, server.port)
+        assert heard[-1] == "end" and b"".join(each for each in heard if isinstance(each, bytes)) == b"a" * 60
+
+
+# --- bodies that follow their head -----------------------------------------------------------------------------------
+
+HEAD = b"POST /up HTTP/1.1\r\nhost: w\r\ncontent-length: %d\r\n\r\n"
+
+
+class Sending(Noted):
+    """Sends a body of `size` as fast as the worker takes it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.left = size
+        self.flow: list[bool] = []
+        self.told = asyncio.Event()
+        self.call: Call | None = None
+
+    def begin(self, pool: UpstreamPool, port: int, timeouts: CallTimeouts | None = None) -> None:
+        origin = Origin("127.0.0.1", port)
+        head = HEAD % self.left
+        self.call = pool.request(origin, head, self, timeouts or CallTimeouts(), on_writable=self.on_writable)
+
+    def on_accepted(self) -> None:
+        super().on_accepted()
+        self._send()
+
+    def on_writable(self, writable: bool) -> None:
+        self.flow.append(writable)
+        self.told.set()
+        if writable:
+            self._send()
+
+    def _send(self) -> None:
+        assert self.call is not None
+        while self.left and self.call.writable:
+            piece = b"x" * min(self.left, 65536)
+            self.left -= len(piece)
+            self.call.send(piece)
+        if not self.left and self.call.body_open:
+            self.call.end_body()
+
+
+async def test_a_body_is_sent_as_fast_as_the_worker_takes_it() -> None:
+    size = 20_000_000
+    go = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await go.wait()
+        await reader.readexactly(size)
+        writer.write(OK)
+        await reader.read()
+
+    async with upstream(serve) as (pool, server):
+        sending = Sending(size)
+        sending.begin(pool, server.port)
+        await asyncio.wait_for(sending.told.wait(), 5)
+        assert sending.flow == [False] and sending.left > size // 4
+        go.set()
+        await asyncio.wait_for(sending.over.wait(), 30)
+        assert sending.heard == ["accepted", 200, b"ok", "end"] and sending.left == 0
+        assert sending.flow[:2] == [False, True]
+        assert sending.call is not None and sending.call.on_writable is None
+        assert await call_again(pool, server.port) == ["accepted"] and server.connections == 1
+
+
+async def call_again(pool: UpstreamPool, port: int) -> list[object]:
+    """What a next call hears at once: on a kept connection it is accepted without a wait."""
+    noted = Noted()
+    pool.request(Origin("127.0.0.1", port), REQUEST, noted, CallTimeouts()).abort()
+    return noted.heard
+
+
+async def test_such_a_call_never_goes_on_a_kept_connection() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(10 if b"POST" in head else 0)
+        writer.write(OK)
+        await reader.read()
+
+    async with upstream(serve) as (pool, server):
+        await call(pool, server.port)
+        sending = Sending(10)
+        sending.begin(pool, server.port)
+        await asyncio.wait_for(sending.over.wait(), 5)
+        assert sending.heard == ["accepted", 200, b"ok", "end"] and server.connections == 2
+
+
+async def test_an_answer_before_the_end_of_the_body_ends_the_call_and_the_connection() -> None:
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 2\r\n\r\nno")
+        try:
+            while await reader.read(65536):
+                pass
+        finally:
+            closed.set()
+
+    async with upstream(serve) as (pool, server):
+        sending = Sending(2**40)
+        sending.begin(pool, server.port)
+        await asyncio.wait_for(sending.over.wait(), 5)
+        assert sending.heard == ["accepted", 413, b"no", "end"] and pool.open_calls == 0
+        await asyncio.wait_for(closed.wait(), 5)
+        sending.call.send(b"late")  # type: ignore[union-attr]  what still comes of the body goes nowhere
+
+
+async def test_a_worker_that_stops_reading_runs_out_of_time_and_a_slow_client_does_not() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(30)
+
+    async with upstream(serve) as (pool, server):
+        timeouts = CallTimeouts(first_byte_s=0.2, idle_s=0.2)
+        stuck, slow = Sending(2**40), Sending(0)
+        slow.left = 10
+        slow.on_accepted = lambda: slow.heard.append("accepted")  # type: ignore[method-assign]  sends nothing yet
+        slow.begin(pool, server.port, timeouts)
+        stuck.begin(pool, server.port, timeouts)
+        await asyncio.wait_for(stuck.over.wait(), 5)
+        assert stuck.heard == ["accepted", Fault.IDLE_TIMEOUT]
+        assert slow.heard == ["accepted"]
+        assert slow.call is not None
+        slow.call.end_body(b"x" * 10)
+        await asyncio.wait_for(slow.over.wait(), 5)
+        assert slow.heard == ["accepted", Fault.FIRST_BYTE_TIMEOUT]

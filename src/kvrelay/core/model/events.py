@@ -241,6 +241,7 @@ class AttemptFailed(Struct, frozen=True):
 
     `relayed`: bytes of its answer went to the client already, so from here on nothing may be retried; `rest` says
     whether the remainder could come from another worker (None: the host did not follow the stream).
+    `body_spent`: its body was passed on as it came, so nobody has it any more to send it again.
     """
 
     request_id: str
@@ -251,6 +252,7 @@ class AttemptFailed(Struct, frozen=True):
     detail: str = ""
     relayed: bool = False
     rest: CanGoOn | CannotGoOn | None = None
+    body_spent: bool = False
 
 
 class RequestFinished(Struct, frozen=True):
@@ -264,10 +266,12 @@ class RequestFinished(Struct, frozen=True):
 
 
 class ClientLeft(Struct, frozen=True):
-    """The client closed its side before the end."""
+    """The client closed its side before the end, or sent the rest of its request so that we had to refuse it."""
 
     request_id: str
     itl_ms: tuple[float, ...] = ()
+    refused_http_status: int | None = None  # what we told it; null when it left by itself
+    refused_because: str | None = None
 
 
 class RequestCut(Struct, frozen=True):

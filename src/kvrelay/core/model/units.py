@@ -55,6 +55,7 @@ class Fault(StrEnum):
     """What went wrong with one attempt, as the host observed it."""
 
     CONNECT = "connect"
+    TLS = "tls"
     RESET = "reset"
     GARBAGE = "garbage"
     CONNECT_TIMEOUT = "connect_timeout"

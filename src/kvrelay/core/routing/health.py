@@ -21,7 +21,7 @@ from kvrelay.core.model.units import Fault
 
 SILENCE_S = 10.0
 _FIRST_SUSPENSION_S, _LONGEST_SUSPENSION_S = 1.0, 30.0
-_UNREACHABLE = frozenset({Fault.CONNECT, Fault.CONNECT_TIMEOUT})
+_UNREACHABLE = frozenset({Fault.CONNECT, Fault.CONNECT_TIMEOUT, Fault.TLS})
 _SAYS_NOTHING = frozenset({Fault.BACK_PRESSURE, Fault.TOTAL_TIMEOUT, Fault.NOT_CONTINUED})
 
 

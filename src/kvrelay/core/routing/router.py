@@ -100,7 +100,7 @@ _REPORT_OF: dict[Change, ReportKind] = {
 _RETRY_HINT_S = 1.0
 _LOOK_AHEAD = 64  # waiting requests that are offered a free place per step; more would let a step grow with the queue
 _WORKER_LOST = "worker_lost"
-_LOST = frozenset({Fault.CONNECT, Fault.RESET, Fault.GARBAGE, Fault.NOT_CONTINUED})
+_LOST = frozenset({Fault.CONNECT, Fault.TLS, Fault.RESET, Fault.GARBAGE, Fault.NOT_CONTINUED})
 _ANSWERED = frozenset({Fault.BACK_PRESSURE, Fault.SERVER_ERROR})  # the worker's own answer is at hand
 
 
@@ -495,6 +495,8 @@ class Router:
 
     def _hindrance(self, now: float, live: Live, event: AttemptFailed, *, free: bool) -> str | None:
         """Why nobody else may be asked, whoever is there."""
+        if event.body_spent:
+            return "body_streamed"
         if event.relayed:
             because = migration.hindrance(event) if self.settings.migrate else "migration_off"
             if because is not None:
@@ -539,7 +541,9 @@ class Router:
         if live is None:
             return self._late()
         cancel = self._cancel_attempt(now, live)
-        ended = self._end(now, live, Status.CLIENT_CANCELLED, None, itl_ms=event.itl_ms)
+        refused = event.refused_http_status
+        status = Status.CLIENT_CANCELLED if refused is None else Status.CLIENT_ERROR
+        ended = self._end(now, live, status, refused, failure_reason=event.refused_because, itl_ms=event.itl_ms)
         return cancel + ended
 
     def _cut(self, now: float, event: RequestCut) -> Effects:
@@ -854,7 +858,7 @@ def _worth_noting(blocks: int, claimed_blocks: int) -> bool:
 def _verdict(fault: Fault) -> tuple[Status, str, int | None]:
     """Terminal status, failure reason and the status code for a client that has seen nothing yet."""
     if fault in _LOST:
-        return Status.WORKER_LOST, _WORKER_LOST, 502
+        return Status.WORKER_LOST, "worker_tls" if fault is Fault.TLS else _WORKER_LOST, 502
     match fault:
         case Fault.BACK_PRESSURE:
             return Status.REFUSED, fault.value, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ssl
 from array import array
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from msgspec import Struct
 
 from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.connectors.base import WorkerAnswerUnusable, WorkerUnreachable
+from kvrelay.edge.http.tls import tls_complaint
 from kvrelay.edge.system.unreadable import UNREADABLE
 
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -83,6 +85,8 @@ async def _ask(
         async with session.request(method, url, headers=headers, data=body, allow_redirects=False) as response:
             content = await _read_bounded(response, url)
             return Answer(response.status, response.headers, content)
+    except aiohttp.ClientSSLError as error:
+        raise WorkerUnreachable(_tls_complaint(error), refused=False) from error
     except aiohttp.ClientConnectorError as error:
         refused = _is_refused(error.os_error)
         raise WorkerUnreachable("connection refused" if refused else str(error), refused=refused) from error
@@ -90,6 +94,11 @@ async def _ask(
         raise WorkerUnreachable("no answer in time", refused=False) from error
     except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
         raise WorkerUnreachable(f"{type(error).__name__}: {error}", refused=False) from error
+
+
+def _tls_complaint(error: aiohttp.ClientSSLError) -> str:
+    cause = error.certificate_error if isinstance(error, aiohttp.ClientConnectorCertificateError) else error.os_error
+    return tls_complaint(cause) if isinstance(cause, ssl.SSLError) else str(error)
 
 
 def _is_refused(error: OSError) -> bool:

@@ -34,7 +34,8 @@ from kvrelay.edge.connectors.registry import CONNECTORS, detect
 from kvrelay.edge.connectors.vllm.replay import NoReplay, replay
 from kvrelay.edge.doctor import gateway, machine, probe
 from kvrelay.edge.doctor.listen import Heard, Listener
-from kvrelay.edge.fleet.static import worker_headers
+from kvrelay.edge.fleet.sessions import TlsSession
+from kvrelay.edge.fleet.static import worker_access
 from kvrelay.edge.fleet.watch import configured_sources, why_sources_are_refused
 from kvrelay.edge.system.config import Config, WorkerConfig
 from kvrelay.edge.system.urls import join_url
@@ -102,6 +103,7 @@ class _Examination:
 
     def __init__(self, around: _Around, worker: WorkerConfig) -> None:
         self._session = around.session
+        self._tls_session = TlsSession()
         self._sockets = around.sockets
         self._open_ports = around.open_ports
         self._seed = around.seed
@@ -109,6 +111,12 @@ class _Examination:
         self._headers: Mapping[str, str] = {}
 
     async def run(self, sends_probes: bool) -> WorkerFacts:
+        try:
+            return await self._run(sends_probes)
+        finally:
+            await self._tls_session.close()
+
+    async def _run(self, sends_probes: bool) -> WorkerFacts:
         config = self._config
         known = WorkerFacts(
             name=config.name,
@@ -118,10 +126,13 @@ class _Examination:
             is_local=machine.is_local(config.url),
         )
         try:
-            self._headers = worker_headers(config.api_key_file)
+            access = worker_access(config)
+            self._headers = access.headers
+            if access.tls is not None:
+                self._session = self._tls_session.get(ANSWER_TIMEOUT_S, access.tls)
             connector = CONNECTORS.get(config.adapter) or await detect(self._session, config.url, self._headers)
             described = await connector.describe(self._session, config.url, self._headers)
-        except (WorkerUnreachable, WorkerAnswerUnusable, OSError) as problem:
+        except (WorkerUnreachable, WorkerAnswerUnusable, OSError, ValueError) as problem:
             return msgspec.structs.replace(known, problem=str(problem))
         known = msgspec.structs.replace(
             known,

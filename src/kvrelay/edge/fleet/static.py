@@ -23,9 +23,11 @@ from kvrelay.core.model.events import (
 from kvrelay.edge.fleet.change import FleetChange, fleet_change
 from kvrelay.edge.fleet.event_sockets import EventSockets, SharedSocketView
 from kvrelay.edge.fleet.observer import FleetObserver, NoObserver
+from kvrelay.edge.fleet.sessions import question_session
 from kvrelay.edge.fleet.surroundings import Surroundings
-from kvrelay.edge.fleet.view import Upstream, WorkerView
+from kvrelay.edge.fleet.view import Access, Upstream, WorkerView
 from kvrelay.edge.fleet.watch import WorkerWatch
+from kvrelay.edge.http.tls import client_context
 from kvrelay.edge.system.config import Config, WorkerConfig
 
 
@@ -42,7 +44,7 @@ class PlannedChange(Struct, frozen=True):
 
     settings: Config
     workers: FleetChange
-    headers: Mapping[str, Mapping[str, str]]
+    access: Mapping[str, Access]
 
 
 class Fleet:
@@ -70,7 +72,7 @@ class Fleet:
         health = self._settings.health
         sockets: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._around = Surroundings(
-            session=_session(health.timeout_s),
+            session=question_session(health.timeout_s),
             sockets=sockets,
             event_sockets=EventSockets(sockets, self._observer),
             feed=self._feed,
@@ -93,11 +95,14 @@ class Fleet:
             self._around = None
 
     def plan_change(self, settings: Config) -> PlannedChange:
-        """What `change` will do, with everything in it that can fail: raises WorkerClash, or OSError for a key file."""
+        """What `change` will do, with everything in it that can fail.
+
+        Raises WorkerClash, OSError for a file, or ValueError for a CA file that is none.
+        """
         running = {watch.config.name: watch.config for watch in self._watches.values()}
         change = fleet_change(self._settings.workers, settings.workers, running)
-        headers = {worker.name: worker_headers(worker.api_key_file) for worker in (*change.added, *change.kept)}
-        return PlannedChange(settings, change, headers)
+        access = {worker.name: worker_access(worker) for worker in (*change.added, *change.kept)}
+        return PlannedChange(settings, change, access)
 
     async def change(self, planned: PlannedChange) -> None:
         """Requests that run on a removed or changed worker go on; drained workers stay drained."""
@@ -106,13 +111,13 @@ class Fleet:
         for name in planned.workers.removed:
             drained = name in self._drained
             await self.remove(name)
-            if drained and name in planned.headers:
+            if drained and name in planned.access:
                 self._drained[name] = None
                 self._feed(WorkerDrained(name))
         for worker in planned.workers.kept:
-            self._watch(worker.name).change_headers(planned.headers[worker.name])
+            self._watch(worker.name).change_access(planned.access[worker.name])
         for worker in planned.workers.added:
-            self._add(worker, planned.headers[worker.name])
+            self._add(worker, planned.access[worker.name])
 
     def _change_health(self, settings: Config) -> None:
         assert self._around is not None, "start() comes first"
@@ -120,19 +125,19 @@ class Fleet:
         self._around.interval_s = health.interval_s
         if health.timeout_s != self._settings.health.timeout_s:
             self._old_sessions.append(self._around.session)  # questions under way still need it
-            self._around.session = _session(health.timeout_s)
+            self._around.session = question_session(health.timeout_s)
 
     async def add(self, worker: WorkerConfig) -> None:
-        """Raises WorkerExists, or OSError when its key file cannot be read."""
+        """Raises WorkerExists, OSError when a file of its cannot be read, ValueError when its CA file is none."""
         assert self._around is not None, "start() comes first"
         for known in self._watches.values():
             if worker.name == known.config.name or worker.url == known.config.url:
                 raise WorkerExists(f"{known.config.name} at {known.config.url}")
-        self._add(worker, worker_headers(worker.api_key_file))
+        self._add(worker, worker_access(worker))
 
-    def _add(self, worker: WorkerConfig, headers: Mapping[str, str]) -> None:
+    def _add(self, worker: WorkerConfig, access: Access) -> None:
         assert self._around is not None
-        watch = self._watches[worker.name] = WorkerWatch(worker, headers, self._around)
+        watch = self._watches[worker.name] = WorkerWatch(worker, access, self._around)
         watch.start()
 
     async def remove(self, name: str) -> None:
@@ -192,11 +197,9 @@ class Fleet:
         assert upstream is not None, name
         return upstream
 
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        """For questions to workers, such as `tokenize`; lives from start() to stop()."""
-        assert self._around is not None, "start() comes first"
-        return self._around.session
+    def session_of(self, name: str) -> aiohttp.ClientSession:
+        """For questions to this worker, such as `tokenize`, with its TLS settings; lives as long as it is here."""
+        return self._watch(name).session
 
     def view(self, name: str) -> WorkerView:
         return self._watch(name).view()
@@ -219,11 +222,10 @@ class Fleet:
             raise UnknownWorker(name) from None
 
 
-def _session(timeout_s: float) -> aiohttp.ClientSession:
-    """With a connection of its own for each question: a kept one would hide a restart behind it."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=aiohttp.ClientTimeout(total=timeout_s)
-    )
+def worker_access(worker: WorkerConfig) -> Access:
+    """Raises OSError when a file of its cannot be read, ValueError when its CA file is none."""
+    tls = client_context(worker.ca_file, verify=worker.tls_verify) if worker.url.startswith("https://") else None
+    return Access(worker_headers(worker.api_key_file), tls)
 
 
 def worker_headers(api_key_file: Path | None) -> Mapping[str, str]:

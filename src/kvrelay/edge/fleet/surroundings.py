@@ -1,4 +1,4 @@
-"""What all workers of a fleet share."""
+"""What the workers of a fleet share; one with TLS settings has a session of its own."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -35,9 +36,17 @@ class WorkerView(Struct, frozen=True):
     agent: AgentView | None  # None: no agent is configured
 
 
+class Access(Struct, frozen=True, eq=False):
+    """What it takes to be let in by a worker, and to know that it is the worker."""
+
+    headers: Mapping[str, str]  # holds the worker's key: never log it
+    tls: ssl.SSLContext | None = None  # None: plain HTTP
+
+
 class Upstream(Struct, frozen=True):
     """What is needed to send a request to a worker."""
 
     url: str
     headers: Mapping[str, str]  # holds the worker's key: never log it
     connector: Connector
+    tls: ssl.SSLContext | None = None  # None: plain HTTP

@@ -15,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+import aiohttp
 import msgspec
 import zmq
 
@@ -35,9 +36,10 @@ from kvrelay.edge.connectors.base import (
 from kvrelay.edge.connectors.registry import CONNECTORS, detect
 from kvrelay.edge.fleet.agent_link import AgentLink
 from kvrelay.edge.fleet.event_feed import EventFeed
+from kvrelay.edge.fleet.sessions import TlsSession
 from kvrelay.edge.fleet.silence import EventSilence
 from kvrelay.edge.fleet.surroundings import Surroundings
-from kvrelay.edge.fleet.view import Upstream, WorkerView
+from kvrelay.edge.fleet.view import Access, Upstream, WorkerView
 from kvrelay.edge.system.config import WorkerConfig
 
 JITTER = 0.2  # of the interval, so that many workers are not probed in step
@@ -49,9 +51,9 @@ _log = logging.getLogger(__name__)
 class WorkerWatch:
     """Lives from `start()` to `stop()`; all its tasks and sockets end there."""
 
-    def __init__(self, config: WorkerConfig, headers: Mapping[str, str], around: Surroundings) -> None:
+    def __init__(self, config: WorkerConfig, access: Access, around: Surroundings) -> None:
         self.config = config
-        self._headers = headers
+        self._access = access
         self._around = around
         self._connector: Connector | None = CONNECTORS.get(config.adapter)
         self.upstream: Upstream | None = None  # None until the worker has answered for the first time
@@ -69,7 +71,14 @@ class WorkerWatch:
         self._refused: str | None = None  # why we do not listen where it publishes
         self._events_problem_said = False
         self._agent: AgentLink | None = None
+        self._tls_session = TlsSession()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """For questions to this worker; not to be kept, as another one may take its place."""
+        shared, tls = self._around.session, self._access.tls
+        return shared if tls is None else self._tls_session.get(shared.timeout.total, tls)
 
     # --- life --------------------------------------------------------------------------------------------------
 
@@ -78,13 +87,13 @@ class WorkerWatch:
         self._spawn(self._every_interval(self._probe))
         self._spawn(self._every_interval(self._scrape))
 
-    def change_headers(self, headers: Mapping[str, str]) -> None:
-        """Its key was changed; for requests and questions from now on."""
-        if headers == self._headers:
+    def change_access(self, access: Access) -> None:
+        """Its key or its authorities were changed; for requests and questions from now on."""
+        if access.headers == self._access.headers and access.tls is self._access.tls:
             return
-        self._headers = headers
+        self._access = access
         if self.upstream is not None:
-            self.upstream = Upstream(self.upstream.url, headers, self.upstream.connector)
+            self.upstream = Upstream(self.upstream.url, access.headers, self.upstream.connector, access.tls)
 
     def halt(self) -> None:
         """Nothing is fed after this; what still runs is on its way out."""
@@ -98,6 +107,7 @@ class WorkerWatch:
         """Halts, and waits until everything has ended."""
         self.halt()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tls_session.close()
 
     def replay(self, effect: RequestReplay) -> None:
         """Starts the replay; the answer is fed as ReplayArrived or ReplayUnavailable."""
@@ -107,7 +117,7 @@ class WorkerWatch:
         """Has the worker drop its cache. Raises WorkerUnreachable or WorkerAnswerUnusable."""
         if self._connector is None:
             raise WorkerUnreachable("it has not said yet what it is", refused=False)
-        await self._connector.reset(self._around.session, self.config.url, self._headers)
+        await self._connector.reset(self.session, self.config.url, self._access.headers)
 
     def snapshot(self, effect: RequestSnapshot) -> None:
         """Asks the agent; the answer is fed as SnapshotArrived or SnapshotUnavailable."""
@@ -121,7 +131,7 @@ class WorkerWatch:
         return WorkerView(
             name=self.config.name,
             url=self.config.url,
-            headers=self._headers,
+            headers=self._access.headers,
             worker=self._worker,
             connector=self._connector,
             spec=description.spec if description else None,
@@ -160,10 +170,10 @@ class WorkerWatch:
     async def _describe(self) -> None:
         """Asks the worker and announces it when it is a process not seen before. Raises what the connector raises."""
         async with self._asking:
-            session = self._around.session
+            session = self.session
             if self._connector is None:
-                self._connector = await detect(session, self.config.url, self._headers)
-            description = await self._connector.describe(session, self.config.url, self._headers)
+                self._connector = await detect(session, self.config.url, self._access.headers)
+            description = await self._connector.describe(session, self.config.url, self._access.headers)
             self._refused = why_sources_are_refused(description.sources, self.config)
             self._adopt(_as_configured(description, self.config), self._connector)
             self._doubtful = False
@@ -173,7 +183,7 @@ class WorkerWatch:
         worker = WorkerId(self.config.name, self._incarnation(description))
         is_new = worker != self._worker
         self._worker, self._description = worker, description
-        self.upstream = self.upstream or Upstream(self.config.url, self._headers, connector)
+        self.upstream = self.upstream or Upstream(self.config.url, self._access.headers, connector, self._access.tls)
         self._events.attach(worker, connector, description.sources, tells_lives=self._tells_lives)
         if is_new:
             self._silence, self._events_problem_said = EventSilence(), False
@@ -251,7 +261,7 @@ class WorkerWatch:
             if self._worker is None:
                 await self._describe()
             assert self._connector is not None
-            complaint = await self._connector.probe(self._around.session, self.config.url, self._headers)
+            complaint = await self._connector.probe(self.session, self.config.url, self._access.headers)
             if complaint is None and self._doubtful:
                 await self._describe()
         except WorkerUnreachable as error:
@@ -275,7 +285,7 @@ class WorkerWatch:
         if self._worker is None or self._connector is None:
             return
         try:
-            scrape = await self._connector.scrape(self._around.session, self.config.url, self._headers)
+            scrape = await self._connector.scrape(self.session, self.config.url, self._access.headers)
             if scrape is None:
                 return
             if self._is_of_another_process(scrape):

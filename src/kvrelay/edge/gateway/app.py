@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections.abc import Sequence
 
 import msgspec
 
 from kvrelay.edge.fleet.static import Fleet
 from kvrelay.edge.gateway.auth import Tenants
+from kvrelay.edge.gateway.forms import is_form
 from kvrelay.edge.gateway.heads import read_head
+from kvrelay.edge.gateway.openai import SCORED_PATHS
 from kvrelay.edge.gateway.request import JSON, ClientRequest, Surroundings, error_body
 from kvrelay.edge.http.exchange import Exchange
-from kvrelay.edge.http.heads import Header
+from kvrelay.edge.http.heads import Header, find
 from kvrelay.edge.observe.metrics import Metrics
 from kvrelay.edge.observe.receipt_log import ReceiptLog
+from kvrelay.edge.system.sections import Limits
 
 
 class DataPort:
@@ -27,20 +31,24 @@ class DataPort:
         tenants: Tenants,
         receipts: ReceiptLog,
         metrics: Metrics,
+        *,
         session_header: str,
+        limits: Limits,
     ) -> None:
         self._fleet = fleet
         self._receipts = receipts
         self._metrics = metrics
-        self.change(around, tenants, session_header)
+        self.change(around, tenants, session_header=session_header, limits=limits)
         self._id_prefix = f"kvr-{secrets.token_hex(4)}"
         self._numbers = itertools.count(1)
 
-    def change(self, around: Surroundings, tenants: Tenants, session_header: str) -> None:
+    def change(self, around: Surroundings, tenants: Tenants, *, session_header: str, limits: Limits) -> None:
         """For requests that come from now on."""
         self._around = around
         self._tenants = tenants
         self._session_header = session_header.lower().encode("latin-1")
+        self._body_bytes = limits.body_bytes
+        self._hold_bytes = min(limits.hold_bytes, limits.body_bytes)
 
     def handle(self, exchange: Exchange) -> None:
         path = exchange.path
@@ -50,6 +58,20 @@ class DataPort:
             self._ready(exchange)
         else:
             self._proxy(exchange)
+
+    def held_at_most(self, path: str, headers: Sequence[Header]) -> int | None:
+        """How much of a body is read before it is routed; None: all of it, or it is refused.
+
+        JSON is read whole, as far as that goes: its model decides who can take it. So is a body that a tenant's salt
+        may go into, without exception: one that passed without it would meet the prefixes of others.
+        """
+        content_type = find(headers, b"content-type")
+        tenant = self._tenants.of(find(headers, b"authorization"), find(headers, b"x-api-key"))
+        if tenant is not None and tenant.salt is not None and not is_form(content_type):
+            return None
+        if path.partition("?")[0] in SCORED_PATHS or (content_type is not None and b"json" in content_type.lower()):
+            return self._body_bytes
+        return self._hold_bytes
 
     def _ready(self, exchange: Exchange) -> None:
         if self._around.host.router.draining:

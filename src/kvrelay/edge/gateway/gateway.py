@@ -133,7 +133,12 @@ class Gateway:
         self._admin_api.token = token
         assert self._server is not None
         self._server.change_limits(_http_limits(config))
-        self._port.change(self._surroundings(tenants), tenants, config.affinity.header)
+        self._port.change(
+            self._surroundings(tenants),
+            tenants,
+            session_header=config.affinity.header,
+            limits=config.gateway.limits,
+        )
         self.host.feed(SettingsChanged(self._router_settings()))
         await self.fleet.change(fleet)
         self.config_state.taken(needs_restart)
@@ -230,7 +235,13 @@ class Gateway:
         self.tokens = self._tokens()
         self._pool = UpstreamPool()
         self._port = DataPort(
-            self._surroundings(tenants), self.fleet, tenants, self.receipts, self.metrics, config.affinity.header
+            self._surroundings(tenants),
+            self.fleet,
+            tenants,
+            self.receipts,
+            self.metrics,
+            session_header=config.affinity.header,
+            limits=config.gateway.limits,
         )
 
     def _router_settings(self) -> RouterSettings:
@@ -304,7 +315,12 @@ class Gateway:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             _load_certificate(self._tls, self.config)
         self._server = await start_server(
-            self._port.handle, host=gateway.host, port=gateway.port, limits=_http_limits(self.config), ssl=self._tls
+            self._port.handle,
+            host=gateway.host,
+            port=gateway.port,
+            limits=_http_limits(self.config),
+            ssl=self._tls,
+            held_at_most=self._port.held_at_most,
         )
         self._admin_api = Admin(self, token)
         app = self._admin_api.app(gateway.limits.body_bytes)
@@ -336,7 +352,11 @@ def _admin_token(file: Path | None) -> AdminToken:
 
 def _http_limits(config: Config) -> HttpLimits:
     limits = config.gateway.limits
-    return HttpLimits(header_bytes=limits.header_bytes, body_bytes=limits.body_bytes)
+    return HttpLimits(
+        header_bytes=limits.header_bytes,
+        body_bytes=limits.body_bytes,
+        streamed_body_bytes=limits.streamed_body_bytes,
+    )
 
 
 def _load_certificate(context: ssl.SSLContext, config: Config) -> None:

@@ -47,6 +47,7 @@ class RequestHead(Struct):
     priority: int = 0
     encoded_body: bool = False  # compressed: no member of it can be read
     sealed_body: bool = False  # a digest of it is in the head: it must arrive as it was sent
+    takes_trailers: bool = False  # says that it wants those of the answer
 
 
 def read_head(headers: Sequence[Header], session_header: bytes) -> RequestHead:
@@ -63,6 +64,8 @@ def read_head(headers: Sequence[Header], session_header: bytes) -> RequestHead:
                 head.api_key = value
             elif lowered == b"x-kvrelay-priority":
                 head.priority = _priority(value)
+            elif lowered == b"te":
+                head.takes_trailers = _accepts_trailers(value)
             elif lowered == b"connection" and value.strip().lower() not in _HARMLESS_CONNECTION:
                 return _read_with_named_hops(headers, session_header)
             continue
@@ -85,7 +88,13 @@ def read_head(headers: Sequence[Header], session_header: bytes) -> RequestHead:
 
 def _read_with_named_hops(headers: Sequence[Header], session_header: bytes) -> RequestHead:
     """`Connection` names further headers that end here; rare, so it may take a second pass."""
-    return read_head(_keeping_ours(headers), session_header)
+    head = read_head(_keeping_ours(headers), session_header)
+    head.takes_trailers = any(_accepts_trailers(value) for name, value in headers if name.lower() == b"te")
+    return head
+
+
+def _accepts_trailers(value: bytes) -> bool:
+    return any(coding.strip().lower() == b"trailers" for coding in value.split(b","))
 
 
 def _keeping_ours(headers: Sequence[Header]) -> list[Header]:
@@ -120,7 +129,7 @@ def make_route(name: str, upstream: Upstream) -> Route:
     key = {header.lower(): value for header, value in upstream.headers.items()}.get("authorization")
     return Route(
         upstream=upstream,
-        origin=Origin(host, port, tls=parts.scheme == "https"),
+        origin=Origin(host, port, tls=upstream.tls),
         base_path=parts.path.encode("latin-1"),
         host_line=b" HTTP/1.1\r\nhost: " + parts.netloc.encode("latin-1") + CRLF,
         authorization_line=None if key is None else b"authorization: " + key.encode("latin-1") + CRLF,
@@ -131,10 +140,22 @@ def make_route(name: str, upstream: Upstream) -> Route:
 
 
 def worker_request(
-    route: Route, *, method: str, target: str, forwarded: Sequence[bytes], extra: bytes, body: bytes
+    route: Route,
+    *,
+    method: str,
+    target: str,
+    forwarded: Sequence[bytes],
+    extra: bytes,
+    body: bytes,
+    framing: bytes | None = None,
 ) -> bytes:
-    """The whole request as the worker gets it. `extra` has complete header lines of ours."""
-    length = b"content-length: %d\r\n" % len(body) if body or method in ("POST", "PUT", "PATCH") else b""
+    """The whole request as the worker gets it. `extra` has complete header lines of ours.
+
+    `framing` is the header line that says how long the body is, if that is not simply the length of `body`.
+    """
+    length = framing or b""
+    if framing is None and (body or method in ("POST", "PUT", "PATCH")):
+        length = b"content-length: %d\r\n" % len(body)
     return b"".join(
         (
             method.encode("latin-1"),

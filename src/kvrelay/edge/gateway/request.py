@@ -7,6 +7,9 @@
 The worker's head is kept back until its first body byte: until then another worker can still take over unseen.
 Answers that say "not now" or "I failed" (429, 5xx) are kept back whole, for the router to retry or to pass through.
 
+A body that is too large to be held (`exchange.upload`) is routed by what its first bytes say and passed on as it comes
+(`body_relay.py`); such a request has one attempt that is accepted, and no second.
+
 A stream whose client did not ask for token counts is counted all the same (`unasked_usage.py`). If that question turns
 out to show, the same worker is asked again with the body as it was sent: still one attempt, as nothing has passed.
 """
@@ -37,6 +40,8 @@ from kvrelay.core.model.events import (
 )
 from kvrelay.core.model.prompt import Prompt, Tenant, Usage
 from kvrelay.core.model.units import Fault
+from kvrelay.edge.gateway.body_relay import BodyRelay
+from kvrelay.edge.gateway.forms import is_form, model_of_form
 from kvrelay.edge.gateway.gave_up import gave_up, gave_up_at_once
 from kvrelay.edge.gateway.heads import (
     RequestHead,
@@ -54,10 +59,13 @@ from kvrelay.edge.gateway.stream import StreamWatch
 from kvrelay.edge.gateway.unasked_usage import UsageFilter, asking, editable, speaks_of_question
 from kvrelay.edge.http.client import Call, CallTimeouts, UpstreamPool
 from kvrelay.edge.http.exchange import Exchange
-from kvrelay.edge.http.heads import Header
+from kvrelay.edge.http.heads import Header, chunk, end_to_end, last_chunk
+from kvrelay.edge.http.upload import Upload
 from kvrelay.edge.tokens.service import TokenService
 
 JSON: Header = (b"content-type", b"application/json")
+CHUNKED = b"transfer-encoding: chunked\r\n"
+SENT_ONCE = "its body was passed on as it came and cannot be sent again"
 TOTAL_TIME_OVER = "the request took longer than it may in all"
 MAX_HELD_BYTES = 1024 * 1024
 MAX_COUNTED_BODY_BYTES = 8 * 1024 * 1024
@@ -88,6 +96,7 @@ class ClientRequest:
         "_attempt",
         "_begun_followed",
         "_body",
+        "_body_relay",
         "_call",
         "_counted",
         "_counted_bytes",
@@ -113,6 +122,7 @@ class ClientRequest:
         "_status",
         "_stream_options",
         "_tenant",
+        "_trailers",
         "_unarrived",
         "_upstream_headers",
         "_waiting",
@@ -124,6 +134,7 @@ class ClientRequest:
     _upstream_headers: list[Header]
     _held: list[bytes]
     _counted: list[bytes]
+    _trailers: list[Header]
     _watch: StreamWatch | None
 
     def __init__(
@@ -137,6 +148,7 @@ class ClientRequest:
         self._id_bytes = request_id.encode("latin-1")
         self._tenant = tenant
         self._body = exchange.body
+        self._body_relay: BodyRelay | None = None
         self._waiting: asyncio.Task[None] | None = None
         self._unarrived: RequestBody | None = None
         self._call: Call | None = None
@@ -163,6 +175,9 @@ class ClientRequest:
         exchange.on_gone = self._client_left
         exchange.on_flow = self._client_flow
         self._around.host.requests[self._request_id] = self
+        if exchange.upload is not None:
+            self._begin_upload(exchange.upload)
+            return
         body, salt = self._read_body()
         if self._around.migrates and body.streams and not self._head.sealed_body:
             self._follower = follow(exchange.path, self._body)
@@ -178,6 +193,22 @@ class ClientRequest:
         else:
             self._arrive(body, prompt, adapter)
 
+    def _begin_upload(self, upload: Upload) -> None:
+        if self._around.host.router.draining:  # it will be refused, so its body is not asked for
+            self._arrive(RequestBody(Unscored("body_streamed")), Prompt(None, {}, "gateway_draining"), None)
+            return
+        self._unarrived = RequestBody(Unscored("body_streamed"))
+        self._body_relay = BodyRelay(upload, self._upload_began)
+        self._body_relay.begin()
+
+    def _upload_began(self) -> None:
+        assert self._body_relay is not None
+        first = self._body_relay.first
+        model = model_of_form(first) if is_form(self._exchange.header(b"content-type")) else None
+        body, self._unarrived = RequestBody(Unscored("body_streamed"), model=model), None
+        adapter = self._around.host.router.adapter_of(model)
+        self._arrive(body, Prompt(None, {}, "body_streamed"), adapter)
+
     def _read_body(self) -> tuple[RequestBody, str | None]:
         """What the body says, and the salt that the engine will see."""
         if self._head.encoded_body:
@@ -185,6 +216,8 @@ class ClientRequest:
         body = read_body(self._exchange.path, self._body)
         self._hides_usage = body.hides_usage and not self._head.sealed_body
         self._stream_options = body.stream_options
+        if body.model is None and is_form(self._exchange.header(b"content-type")):
+            body = msgspec.structs.replace(body, model=model_of_form(self._body))
         if self._tenant.salt is None:
             return body, body.cache_salt
         salted = with_salt(self._body, self._tenant.salt)
@@ -199,16 +232,17 @@ class ClientRequest:
         except Exception as mistake:  # ours, or a library's: it costs the match, not the request
             log.error("tokenizing for request %s failed: %s", self._request_id, _where(mistake))
             prompt = Prompt(None, {}, "tokenizer_failed")
-        self._waiting = None
+        self._waiting = self._unarrived = None
         self._arrive(body, prompt, self._around.host.router.adapter_of(body.model))
 
     def _arrive_as_it_is(self) -> None:
-        """It ends before its tokens are known, and gets its receipt like any other."""
+        """It ends before its tokens, or its first bytes, are known, and gets its receipt like any other."""
         waiting, self._waiting = self._waiting, None
-        assert waiting is not None and self._unarrived is not None
-        waiting.cancel()
-        adapter = self._around.host.router.adapter_of(self._unarrived.model)
-        self._arrive(self._unarrived, Prompt(None, {}, "ended_before_tokens"), adapter)
+        if waiting is not None:
+            waiting.cancel()
+        body, self._unarrived = self._unarrived, None
+        assert body is not None
+        self._arrive(body, Prompt(None, {}, "ended_before_tokens"), self._around.host.router.adapter_of(body.model))
 
     def _arrive(self, body: RequestBody, prompt: Prompt, adapter: str | None) -> None:
         host = self._around.host
@@ -230,7 +264,7 @@ class ClientRequest:
 
     def dispatch(self, effect: Dispatch) -> None:
         if self._exchange.gone:  # left while its prompt was being tokenized
-            self._around.host.feed(ClientLeft(self._request_id))
+            self._leave(())
             return
         self._dispatch = effect
         self._attempt = effect.attempt
@@ -261,22 +295,36 @@ class ClientRequest:
     def _ask(self, route: Route, effect: Dispatch, body: bytes) -> None:
         watch = self._watch
         self._forget_answer()
+        exchange, relay = self._exchange, self._body_relay
+        framing = None
+        if relay is not None:
+            framing, body = relay.framing, relay.framed_first()
+        elif exchange.trailers:
+            framing, body = CHUNKED, (chunk(body) if body else b"") + last_chunk(exchange.trailers)
         if effect.continues and watch is not None:
             self._watch = watch
             watch.go_on()
         payload = worker_request(
             route,
-            method=self._exchange.method,
-            target=self._exchange.target,
+            method=exchange.method,
+            target=exchange.target,
             forwarded=self._head.forwarded,
             extra=self._extra_lines(route, effect),
             body=body,
+            framing=framing,
         )
-        self._call = self._around.pool.request(
-            route.origin, payload, self, self._around.timeouts, head=self._exchange.method == "HEAD"
+        self._call = call = self._around.pool.request(
+            route.origin,
+            payload,
+            self,
+            self._around.timeouts,
+            head=exchange.method == "HEAD",
+            on_writable=None if relay is None else relay.set_flow,
         )
+        if relay is not None:
+            relay.attempt(call)
         if self._paused:
-            self._call.set_flow(False)
+            call.set_flow(False)
 
     def refuse(self, effect: Refuse) -> None:
         self.cancel()
@@ -293,12 +341,8 @@ class ClientRequest:
     def pass_through(self) -> None:
         assert self._dispatch is not None and self._route is not None
         headers = client_headers(self._status, self._upstream_headers, self._id_bytes, self._dispatch, self._route)
-        if self._held_bytes > MAX_HELD_BYTES:  # nothing of it was kept
-            undeclared = [each for each in headers if each[0].lower() != b"content-length"]
-            self._exchange.respond(self._status, undeclared, b"")
-            return
         self._exchange.start(self._status, headers, b"".join(self._held))
-        self._exchange.finish()
+        self._exchange.finish(self._trailers)
 
     def break_off(self, effect: BreakOff) -> None:
         self.cancel()
@@ -318,11 +362,13 @@ class ClientRequest:
         call, self._call = self._call, None
         if call is not None:
             call.abort()
+        if self._body_relay is not None:
+            self._body_relay.close()
 
     def expire(self) -> None:
         """The total time is over."""
         self.deadline_s = math.inf
-        if self._waiting is not None:
+        if self._unarrived is not None:
             self._arrive_as_it_is()  # `dispatch` will find it too late
             return
         self.cancel()
@@ -344,7 +390,12 @@ class ClientRequest:
     # --- what the worker answers -------------------------------------------------------------------------------------
 
     def on_accepted(self) -> None:
+        if self._body_relay is not None:
+            self._body_relay.accepted()
         self._around.host.feed(AttemptAccepted(self._request_id, self._attempt, self.decision_us))
+
+    def on_interim(self, status: int, headers: list[Header]) -> None:
+        self._exchange.interim(status, end_to_end(headers))
 
     def on_head(self, status: int, headers: list[Header]) -> None:
         self._status = status
@@ -392,7 +443,11 @@ class ClientRequest:
             self._around.host.feed(FirstTokenSeen(self._request_id))
 
     def on_end(self) -> None:
-        self._call = None
+        call, self._call = self._call, None
+        if call is not None:
+            self._trailers = call.trailers
+        if self._body_relay is not None:
+            self._body_relay.close()
         if (
             self._holding
             and self._filter is not None
@@ -402,6 +457,8 @@ class ClientRequest:
             self._ask_as_sent()
             return
         if is_for_router(self._status) or (self._gave_up and self._holding):
+            if not self._holding:  # it was too long to be kept back, so the client has it all
+                self._exchange.finish(self._trailers)
             fault = Fault.BACK_PRESSURE if self._status in BACK_PRESSURE_STATUS else Fault.SERVER_ERROR
             self._fail(fault, "", http_status=self._status, retry_after=retry_after_s(self._upstream_headers))
             return
@@ -416,13 +473,15 @@ class ClientRequest:
             self._start_relaying(rest)
         elif rest:
             self._exchange.write(rest)
-        self._exchange.finish()
+        self._exchange.finish(self._trailers)
         gaps_ms = () if self._watch is None else tuple(self._watch.gaps_ms)
         given_up = self._watch is not None and gave_up(self._watch.tail())
         self._around.host.feed(RequestFinished(self._request_id, self._status, self._usage(), gaps_ms, given_up))
 
     def on_error(self, fault: Fault, detail: str) -> None:
         self._call = None
+        if self._body_relay is not None:
+            self._body_relay.close()
         if self._relaying and self._watch is not None and self._watch.is_complete():
             self.on_end()  # nothing but the end of the body is missing
         else:
@@ -440,18 +499,24 @@ class ClientRequest:
     # --- what the client does ----------------------------------------------------------------------------------------
 
     def _client_left(self) -> None:
-        if self._waiting is not None:
+        if self._unarrived is not None:
             self._arrive_as_it_is()  # `dispatch` will find the client gone
             return
         if self._watch is not None and self._watch.is_complete():
             return  # it has its whole answer, and some clients do not wait for the end of the body after that
-        gaps_ms = () if self._watch is None else tuple(self._watch.gaps_ms)
-        self._around.host.feed(ClientLeft(self._request_id, gaps_ms))
+        self._leave(() if self._watch is None else tuple(self._watch.gaps_ms))
 
     def _client_flow(self, wanted: bool) -> None:
         self._paused = not wanted
         if self._call is not None:
             self._call.set_flow(wanted)
+
+    def _leave(self, gaps_ms: tuple[float, ...]) -> None:
+        spoilt = self._exchange.spoilt
+        if spoilt is None:
+            self._around.host.feed(ClientLeft(self._request_id, gaps_ms))
+        else:
+            self._around.host.feed(ClientLeft(self._request_id, gaps_ms, spoilt.http_status, spoilt.reason))
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -466,6 +531,7 @@ class ClientRequest:
         self._counted = []
         self._counted_bytes = 0
         self._watch = None
+        self._trailers = []
 
     def _extra_lines(self, route: Route, effect: Dispatch) -> bytes:
         """A gateway without keys of its own lends nobody the worker's: it passes on what its clients bring."""
@@ -480,6 +546,8 @@ class ClientRequest:
                 lines += b"x-api-key: %b\r\n" % head.api_key
         if not head.names_itself:
             lines += b"x-request-id: %b\r\n" % self._id_bytes
+        if head.takes_trailers:
+            lines += b"te: trailers\r\nconnection: te\r\n"
         if effect.rank is not None:
             lines += b"x-data-parallel-rank: %d\r\n" % effect.rank
         return lines
@@ -516,15 +584,18 @@ class ClientRequest:
         self._route.learned.counts_unasked = False
 
     def _hold(self, data: bytes) -> None:
+        """An answer that grows too long to be held goes to the client: from then on nothing can be tried elsewhere."""
         self._held_bytes += len(data)
         self._held.append(data)
         if self._held_bytes <= MAX_HELD_BYTES:
             return
-        if not is_for_router(self._status):
-            self._holding = False
-            self._filter = None
-            self._start_relaying(b"".join(self._held))
-        self._held = []  # no error message is that long
+        if self._relaying:  # the client is in the middle of a stream that this does not continue
+            self._held = []
+            return
+        self._holding = False
+        self._filter = None
+        self._start_relaying(b"".join(self._held))
+        self._held = []
 
     def _count(self, data: bytes) -> None:
         """A whole answer is read for its counts at its end, unless it is so large that none are to be expected."""
@@ -547,6 +618,9 @@ class ClientRequest:
     def _fail(
         self, fault: Fault, detail: str, *, http_status: int | None = None, retry_after: float | None = None
     ) -> None:
+        body_spent = self._body_relay is not None and self._body_relay.spent
+        if body_spent:
+            detail = f"{detail}; {SENT_ONCE}" if detail else SENT_ONCE
         self._around.host.feed(
             AttemptFailed(
                 self._request_id,
@@ -557,6 +631,7 @@ class ClientRequest:
                 detail=detail,
                 relayed=self._relaying,
                 rest=self._rest(),
+                body_spent=body_spent,
             )
         )
 

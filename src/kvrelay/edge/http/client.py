@@ -7,6 +7,10 @@ A kept connection may have been closed by the worker at the moment we reuse it. 
 connection, but only if not one byte came back and the failure followed the write at once; anything later may mean that
 the worker had begun, and then the router decides.
 
+The body of a request may follow its head piece by piece (`Call.send`). Such a call has a connection of its own from the
+start, as what has been sent of it cannot be repeated, and its answer may come before its body has ended: the
+connection is closed then, whatever the worker would still like to read.
+
 Deadlines are plain attributes that one sweep compares with the clock: no timer per request.
 """
 
@@ -15,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import ssl as ssl_module
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 import httptools
@@ -22,6 +27,7 @@ from msgspec import Struct
 
 from kvrelay.core.model.units import Fault
 from kvrelay.edge.http.heads import BODYLESS_STATUS, Header
+from kvrelay.edge.http.tls import tls_complaint
 from kvrelay.edge.http.transport import prepared
 
 SWEEP_INTERVAL_S = 0.1
@@ -34,7 +40,7 @@ class Origin(Struct, frozen=True):
 
     host: str
     port: int
-    tls: bool = False
+    tls: ssl_module.SSLContext | None = None  # None: plain HTTP
 
 
 class CallTimeouts(Struct, frozen=True):
@@ -54,6 +60,7 @@ class Listener(Protocol):
     """Who wants the answer. Errors name the side at fault in the router's own words."""
 
     def on_accepted(self) -> None: ...
+    def on_interim(self, status: int, headers: list[Header]) -> None: ...
     def on_head(self, status: int, headers: list[Header]) -> None: ...
     def on_data(self, data: bytes) -> None: ...
     def on_end(self) -> None: ...
@@ -67,21 +74,32 @@ class Call:
         "_connecting",
         "_connection",
         "_pool",
+        "body_open",
         "bodyless",
         "deadline_s",
         "in_body",
         "listener",
+        "on_writable",
         "origin",
         "paused",
         "payload",
         "received",
         "retried",
         "timeouts",
+        "trailers",
+        "writable",
         "written_at",
     )
 
     def __init__(
-        self, pool: UpstreamPool, origin: Origin, payload: bytes, listener: Listener, timeouts: CallTimeouts, head: bool
+        self,
+        pool: UpstreamPool,
+        origin: Origin,
+        payload: bytes,
+        listener: Listener,
+        timeouts: CallTimeouts,
+        head: bool,
+        on_writable: Callable[[bool], None] | None,
     ) -> None:
         self._pool = pool
         self._connection: UpstreamConnection | None = None
@@ -97,10 +115,16 @@ class Call:
         self.in_body = False
         self.retried = False
         self.paused = False
+        self.trailers: list[Header] = []
+        """Of the answer; complete when `on_end` is called."""
+        self.on_writable = on_writable
+        self.body_open = on_writable is not None
+        self.writable = True
 
     def abort(self) -> None:
         """Close the connection at once: the worker sees the client leave. May be called at any time, repeatedly."""
         self._pool.forget(self)
+        self.on_writable = None  # it holds the caller, who holds this
         if self._connecting is not None:
             self._connecting.cancel()
             self._connecting = None
@@ -114,6 +138,36 @@ class Call:
         if self._connection is not None:
             self._connection.set_reading(wanted)
             self.deadline_s = self._pool.now() + self.timeouts.idle_s if wanted else NEVER  # the silence is ours
+            if self.body_open:
+                self._watch_body()
+
+    def send(self, data: bytes) -> None:
+        """More of the body, framed as the head says. Not before `on_accepted`, and not after `on_writable(False)`."""
+        assert self.body_open, "the body has ended"
+        if self._connection is not None:
+            self._connection.write(data)
+
+    def end_body(self, rest: bytes = b"") -> None:
+        """The body is complete with this; from now on the answer is due."""
+        self.send(rest)
+        self.body_open = False
+        self.on_writable = None
+        self.written_at = self._pool.now()
+        if not self.paused:
+            timeouts = self.timeouts
+            self.deadline_s = self.written_at + (timeouts.idle_s if self.in_body else timeouts.first_byte_s)
+
+    def note_writable(self, writable: bool) -> None:
+        """Called by the connection: its buffer is full, or has emptied again."""
+        self.writable = writable
+        if self.body_open:
+            self._watch_body()
+            if self.on_writable is not None:
+                self.on_writable(writable)
+
+    def _watch_body(self) -> None:
+        """While the body goes out the worker owes us nothing but to read it; a slow client is not its fault."""
+        self.deadline_s = NEVER if self.writable else self._pool.now() + self.timeouts.idle_s
 
     def attach(self, connection: UpstreamConnection) -> None:
         self._connection = connection
@@ -134,7 +188,6 @@ class UpstreamPool:
         self.now = self._loop.time
         self._idle: dict[Origin, deque[UpstreamConnection]] = {}
         self._calls: dict[Call, None] = {}
-        self._tls: ssl_module.SSLContext | None = None
         self._sweeper = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
 
     @property
@@ -142,12 +195,23 @@ class UpstreamPool:
         return len(self._calls)
 
     def request(
-        self, origin: Origin, payload: bytes, listener: Listener, timeouts: CallTimeouts, *, head: bool = False
+        self,
+        origin: Origin,
+        payload: bytes,
+        listener: Listener,
+        timeouts: CallTimeouts,
+        *,
+        head: bool = False,
+        on_writable: Callable[[bool], None] | None = None,
     ) -> Call:
-        """Send `payload`, a whole HTTP/1.1 request, to `origin`. `head`: the answer has no body."""
-        call = Call(self, origin, payload, listener, timeouts, head)
+        """Send `payload`, a whole HTTP/1.1 request, to `origin`. `head`: the answer has no body.
+
+        With `on_writable` it is only the beginning of one: the rest follows by `Call.send` and `Call.end_body`, and
+        `on_writable` tells when to stop (False) and to go on (True).
+        """
+        call = Call(self, origin, payload, listener, timeouts, head, on_writable)
         self._calls[call] = None
-        connection = self._take_idle(origin)
+        connection = self._take_idle(origin) if on_writable is None else None
         if connection is not None:
             connection.begin(call, reused=True)
         else:
@@ -229,33 +293,38 @@ class UpstreamPool:
                     lambda: UpstreamConnection(self, origin),
                     origin.host,
                     origin.port,
-                    ssl=self._tls_context() if origin.tls else None,
+                    ssl=origin.tls,
                 )
         except TimeoutError:
             call.connect_by(None)
             self.fail(call, Fault.CONNECT_TIMEOUT, f"no connection within {call.timeouts.connect_s:g} s")
-        except (OSError, ssl_module.SSLError) as error:
+        except ssl_module.SSLError as error:
+            call.connect_by(None)
+            self.fail(call, Fault.TLS, tls_complaint(error))
+        except OSError as error:
             call.connect_by(None)
             self.fail(call, Fault.CONNECT, error.strerror or type(error).__name__)
         else:
             call.connect_by(None)
             connection.begin(call, reused=False)
 
-    def _tls_context(self) -> ssl_module.SSLContext:
-        if self._tls is None:
-            self._tls = ssl_module.create_default_context()
-        return self._tls
-
     def _sweep(self) -> None:
         now_s = self.now()
         for call in tuple(self._calls):
             if now_s > call.deadline_s:
-                fault = Fault.IDLE_TIMEOUT if call.in_body else Fault.FIRST_BYTE_TIMEOUT
-                self.fail(call, fault, "the worker fell silent" if call.in_body else "no byte of an answer came")
+                self.fail(call, *_overdue(call))
         for idle in self._idle.values():
             while idle and now_s - idle[0].idle_since > self.limits.idle_s:
                 idle.popleft().abandon()
         self._sweeper = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
+
+
+def _overdue(call: Call) -> tuple[Fault, str]:
+    if call.body_open and not call.writable:
+        return Fault.IDLE_TIMEOUT, "the worker took no more of the request body"
+    if call.in_body:
+        return Fault.IDLE_TIMEOUT, "the worker fell silent"
+    return Fault.FIRST_BYTE_TIMEOUT, "no byte of an answer came"
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -272,7 +341,7 @@ class UpstreamConnection(asyncio.Protocol):
         # the answer that is being read
         self._status = 0
         self._headers: list[Header] = []
-        self._head_bytes = 0
+        self._head_bytes = 0  # of a head without end; then of trailers without end
         self._head_read = False
         self._head_told = False
         self._pieces: list[bytes] = []
@@ -300,7 +369,7 @@ class UpstreamConnection(asyncio.Protocol):
         call.attach(self)
         now_s = self._pool.now()
         call.written_at = now_s
-        call.deadline_s = now_s + call.timeouts.first_byte_s
+        call.deadline_s = NEVER if call.body_open else now_s + call.timeouts.first_byte_s
         transport.write(call.payload)
         if call.paused:
             self.set_reading(False)
@@ -312,6 +381,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._call = None
         if self._transport is not None:
             self._transport.abort()
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and data:
+            self._transport.write(data)
 
     def set_reading(self, wanted: bool) -> None:
         transport = self._transport
@@ -327,14 +400,20 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = prepared(transport, write_buffer_bytes=self._pool.limits.write_buffer_bytes)
 
+    def pause_writing(self) -> None:
+        if self._call is not None:
+            self._call.note_writable(False)
+
+    def resume_writing(self) -> None:
+        if self._call is not None:
+            self._call.note_writable(True)
+
     def data_received(self, data: bytes) -> None:
         call = self._call
         if call is None:  # an answer to nothing: this connection is out of step
             self.abandon()
             return
         call.received = True
-        if not self._head_read:
-            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -342,10 +421,15 @@ class UpstreamConnection(asyncio.Protocol):
             if self._call is call and not self._complete:
                 self._pool.fail(call, Fault.GARBAGE, f"not HTTP/1.1: {error}")
             return
-        if not self._head_read and self._head_bytes > self._pool.limits.head_bytes:
-            self._pool.fail(call, Fault.GARBAGE, f"a response header of more than {self._head_bytes} bytes")
+        if not self._pieces and not self._complete and self._is_endless(len(data)):
+            self._pool.fail(call, Fault.GARBAGE, f"a header or trailer of more than {self._head_bytes} bytes")
             return
         self._tell(call)
+
+    def _is_endless(self, read_bytes: int) -> bool:
+        """This read brought neither body nor end: so much may the parser gather, and no more."""
+        self._head_bytes += read_bytes
+        return self._head_bytes > self._pool.limits.head_bytes
 
     def eof_received(self) -> bool:
         call = self._call
@@ -377,15 +461,17 @@ class UpstreamConnection(asyncio.Protocol):
             self._surplus = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._head_read:  # else a trailer, which is dropped
+        if not self._head_read:
             self._headers.append((name, value))
+        elif self._call is not None and not self._surplus:
+            self._call.trailers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._surplus:
             return
         status = self._parser.get_status_code()
         if status < 200:
-            self._headers = []
+            self._pass_interim(status)
             return
         self._status = status
         self._head_read = True
@@ -393,6 +479,12 @@ class UpstreamConnection(asyncio.Protocol):
         call = self._call
         if call is not None and call.bodyless:
             self._complete = True
+
+    def _pass_interim(self, status: int) -> None:
+        """Not 100, which answers an expectation: we told the client ourselves. Nor 101, which nobody asked for."""
+        headers, self._headers = self._headers, []
+        if status > 101 and self._call is not None:
+            self._call.listener.on_interim(status, headers)
 
     def _length_known(self) -> bool:
         for name, _ in self._headers:
@@ -420,7 +512,9 @@ class UpstreamConnection(asyncio.Protocol):
             call.listener.on_head(self._status, self._headers)
         if self._pieces:
             call.in_body = True
-            call.deadline_s = self._pool.now() + call.timeouts.idle_s
+            self._head_bytes = 0
+            if not call.body_open:
+                call.deadline_s = self._pool.now() + call.timeouts.idle_s
             pieces, self._pieces = self._pieces, []
             if self._call is call:
                 call.listener.on_data(pieces[0] if len(pieces) == 1 else b"".join(pieces))
@@ -433,10 +527,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._call = None
         call.detach()
         self._pool.forget(call)
+        call.on_writable = None
         transport = self._transport
         if transport is None:
             return
-        out_of_step = call.bodyless or self._ends_with_connection or self._surplus
+        out_of_step = call.body_open or call.bodyless or self._ends_with_connection or self._surplus
         if self._keep_alive and not out_of_step and transport.get_write_buffer_size() == 0:
             if call.paused:
                 transport.resume_reading()

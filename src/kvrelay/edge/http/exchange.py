@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from kvrelay.edge.http.heads import BODYLESS_STATUS, Header, append_headers, find, status_line
+from kvrelay.edge.http.heads import BODYLESS_STATUS, Header, append_headers, find, last_chunk, status_line
+from kvrelay.edge.http.upload import Upload
 
 
 class Stage(Enum):
@@ -26,6 +27,13 @@ class Framing(Enum):
     NONE = "none"  # HEAD, 204, 304: a head and no body
 
 
+class Spoilt(NamedTuple):
+    """What was wrong with the rest of a request that had been begun, as its client was told."""
+
+    http_status: int
+    reason: str
+
+
 class Connection(Protocol):
     """What an exchange needs of the connection it came on."""
 
@@ -35,10 +43,13 @@ class Connection(Protocol):
 
 
 class Exchange:
-    """The request is complete before the handler sees it. The handler answers with `respond`, or with `start`, any
-    number of `write`, and `finish` or `abort`; each may be called later, from any callback of the loop.
+    """The request is complete before the handler sees it, but for one with an `upload`, whose body is still to come.
+    The handler answers with `respond`, or with `start`, any number of `write`, and `finish` or `abort`; each may be
+    called later, from any callback of the loop.
 
     After the client has left (`on_gone` was called) every answering method does nothing. Bodies are relayed as given.
+    An answer that begins before its request's body has ended is the last one of its connection: what is left of the
+    body is thrown away, as nobody could say where the next request begins.
     """
 
     __slots__ = (
@@ -54,7 +65,10 @@ class Exchange:
         "on_gone",
         "path",
         "query",
+        "spoilt",
         "target",
+        "trailers",
+        "upload",
         "version",
     )
 
@@ -68,6 +82,8 @@ class Exchange:
         headers: list[Header],
         body: bytes,
         keep_alive: bool,
+        trailers: Sequence[Header] = (),
+        upload: Upload | None = None,
     ) -> None:
         self._connection: Connection | None = connection
         self._stage = Stage.WAITING
@@ -80,6 +96,12 @@ class Exchange:
         self.headers = headers
         self.body = body
         self.keep_alive = keep_alive
+        self.trailers = trailers
+        """Of a whole body; those of an upload come with its end."""
+        self.upload = upload
+        """None: `body` is all of it. Else the body comes through this."""
+        self.spoilt: Spoilt | None = None
+        """Why the rest of an upload could not be taken; the client has its answer. Set before `on_gone` is called."""
         self.on_gone: Callable[[], None] | None = None
         """The client left before the answer was complete; called once, at once."""
         self.on_flow: Callable[[bool], None] | None = None
@@ -105,6 +127,8 @@ class Exchange:
         if connection is None:
             return
         assert self._stage is Stage.WAITING, self._stage
+        if self.upload is not None and not self.upload.complete:
+            self.keep_alive = False
         parts = self._head(status, headers)
         if status not in BODYLESS_STATUS:
             parts.append(b"content-length: %d\r\n\r\n" % len(body))
@@ -115,6 +139,14 @@ class Exchange:
         connection.send(b"".join(parts))
         self._done(connection)
 
+    def interim(self, status: int, headers: Sequence[Header]) -> None:
+        """A 1xx answer ahead of the real one. A client of HTTP/1.0 knows none and gets none."""
+        if self._connection is None or self._stage is not Stage.WAITING or self.version == "1.0":
+            return
+        parts = [status_line(status)]
+        append_headers(parts, headers)
+        self._connection.send(b"".join((*parts, b"\r\n")))
+
     def start(self, status: int, headers: Sequence[Header], first: bytes = b"") -> None:
         """Begin a streamed response: framed by `content-length` if `headers` has one, else in chunks.
 
@@ -124,6 +156,8 @@ class Exchange:
         if connection is None:
             return
         assert self._stage is Stage.WAITING, self._stage
+        if self.upload is not None and not self.upload.complete:
+            self.keep_alive = False
         self._choose_framing(status, headers)
         parts = self._head(status, headers)
         parts.append(b"transfer-encoding: chunked\r\n\r\n" if self._framing is Framing.CHUNKED else b"\r\n")
@@ -156,8 +190,11 @@ class Exchange:
             return None if self._bytes_due < 0 else data
         return data if self._framing is Framing.CLOSE else b""
 
-    def finish(self) -> None:
-        """The body is complete. A body shorter than its declared length is broken off instead."""
+    def finish(self, trailers: Sequence[Header] = ()) -> None:
+        """The body is complete. A body shorter than its declared length is broken off instead.
+
+        `trailers` need a chunked body, and are dropped where there is none.
+        """
         connection = self._connection
         if connection is None:
             return
@@ -166,7 +203,7 @@ class Exchange:
             self.abort()
             return
         if self._framing is Framing.CHUNKED:
-            connection.send(b"0\r\n\r\n")
+            connection.send(last_chunk(trailers) if trailers else b"0\r\n\r\n")
         elif self._framing is Framing.CLOSE:
             self.keep_alive = False
         self._done(connection)
@@ -183,6 +220,17 @@ class Exchange:
         """Called by the connection only."""
         on_gone = self.on_gone
         self._close()
+        if on_gone is not None:
+            on_gone()
+
+    def spoil(self, spoilt: Spoilt) -> None:
+        """Called by the connection only, which answers the client, unless an answer has begun: that is broken off."""
+        self.spoilt = spoilt
+        on_gone = self.on_gone
+        if self.started:
+            self.abort()
+        else:
+            self._close()
         if on_gone is not None:
             on_gone()
 
@@ -215,5 +263,7 @@ class Exchange:
 
     def _close(self) -> None:
         """The handlers go as well: they hold the handler's state, which holds this exchange."""
+        if self.upload is not None:
+            self.upload.forget()
         self._connection = self.on_gone = self.on_flow = None
         self._stage = Stage.DONE

@@ -17,12 +17,29 @@ HOP_BY_HOP = frozenset(
         b"proxy-authenticate",
         b"proxy-authorization",
         b"te",
-        b"trailer",
         b"transfer-encoding",
         b"upgrade",
         b"http2-settings",
     )
 )
+
+# What a recipient needs before the body, or could be misled by behind it (RFC 9110 section 6.5.1).
+_NEVER_TRAILERS = HOP_BY_HOP | {
+    b"authorization",
+    b"cache-control",
+    b"content-encoding",
+    b"content-length",
+    b"content-range",
+    b"content-type",
+    b"cookie",
+    b"expect",
+    b"host",
+    b"max-forwards",
+    b"range",
+    b"set-cookie",
+    b"trailer",
+    b"www-authenticate",
+}
 
 CRLF = b"\r\n"
 BODYLESS_STATUS = frozenset((204, 304))
@@ -69,3 +86,16 @@ def end_to_end(headers: Sequence[Header]) -> list[Header]:
         hidden = HOP_BY_HOP | named
         return [header for header in headers if header[0].lower() not in hidden]
     return [header for header in headers if header[0].lower() not in HOP_BY_HOP]
+
+
+def last_chunk(trailers: Sequence[Header]) -> bytes:
+    """The end of a chunked body, with those of the trailers that may be there."""
+    parts = [b"0\r\n"]
+    append_headers(parts, [header for header in trailers if header[0].lower() not in _NEVER_TRAILERS])
+    parts.append(CRLF)
+    return b"".join(parts)
+
+
+def chunk(data: bytes) -> bytes:
+    """One piece of a chunked body; not for empty ones, which would end it."""
+    return b"%x\r\n%b\r\n" % (len(data), data)

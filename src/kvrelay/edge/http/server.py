@@ -3,6 +3,10 @@
 Order of answers is the order of requests: while one exchange is open on a connection, later (pipelined) requests wait
 parsed in `_waiting`. Reading goes on meanwhile, because it is the only way to notice that the client left.
 
+Small bodies are read whole. Of a body that may be large the handler gets an `Upload`, in its turn, and decides how fast
+it is read (`HttpServer.held_at_most` says where "large" begins). That is decided only when a body did not come with its
+head in one read, so it costs the common request nothing.
+
 Whatever could make two neighbours disagree about where a request ends is refused and the connection closed: the parser
 does most of it (both lengths, two lengths, folded headers, bare line feeds, bad chunks), `_refusal_of_head` the rest.
 """
@@ -15,20 +19,24 @@ import socket
 import ssl as ssl_module
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import httptools
 import msgspec
 
-from kvrelay.edge.http.exchange import Exchange
+from kvrelay.edge.http.exchange import Exchange, Spoilt
 from kvrelay.edge.http.heads import Header, status_line
 from kvrelay.edge.http.limits import HttpLimits
 from kvrelay.edge.http.transport import prepared
+from kvrelay.edge.http.upload import Upload
 
-__all__ = ["Exchange", "Handler", "HttpLimits", "HttpServer", "start_server"]
+__all__ = ["Exchange", "Handler", "HeldAtMost", "HttpLimits", "HttpServer", "start_server"]
 
 Handler = Callable[[Exchange], None]
+HeldAtMost = Callable[[str, Sequence[Header]], int | None]
+"""Of a path and a head: how many bytes of the body to read before the handler is called. A longer one becomes an
+`Upload`; None: it never does."""
 log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 0.5
@@ -37,8 +45,9 @@ SWEEP_INTERVAL_S = 0.5
 class HttpServer:
     """One listener with its connections. `draining` makes every answer the last one of its connection."""
 
-    def __init__(self, handler: Handler, limits: HttpLimits) -> None:
+    def __init__(self, handler: Handler, limits: HttpLimits, held_at_most: HeldAtMost | None = None) -> None:
         self.handler = handler
+        self.held_at_most = held_at_most
         self.limits = limits
         self.draining = False
         self.connections: dict[ServerConnection, None] = {}
@@ -134,9 +143,13 @@ async def start_server(
     limits: HttpLimits | None = None,
     ssl: ssl_module.SSLContext | None = None,
     reuse_port: bool = False,
+    held_at_most: HeldAtMost | None = None,
 ) -> HttpServer:
-    """Listen and call `handler` once per complete request. Port 0 takes a free one (`HttpServer.port`)."""
-    server = HttpServer(handler, limits or HttpLimits())
+    """Listen and call `handler` once per request. Port 0 takes a free one (`HttpServer.port`).
+
+    Without `held_at_most` every body is whole when its handler is called.
+    """
+    server = HttpServer(handler, limits or HttpLimits(), held_at_most)
     await server.listen(host=host, port=port, ssl=ssl, reuse_port=reuse_port)
     return server
 
@@ -153,20 +166,26 @@ class ServerConnection(asyncio.Protocol):
         self._active: Exchange | None = None
         self._waiting: deque[Exchange] = deque()
         self._advancing = False
-        self._reading_paused = False
+        self._pipeline_full = False
+        self._body_unwanted = False  # reading rests for either of the two
         self._write_paused = False
         # the request that is being read
         self._in_head = False
         self._in_body = False
         self._began_in_this_read = False
         self._raw_bytes = 0
+        self._raw_bytes_at_growth = 0  # when the body last grew
         self._body_bytes = 0
+        self._body_bytes_at_check = 0
         self._url = b""
         self._headers: list[Header] = []
         self._names: list[bytes] = []  # of the headers, in lower case
         self._this_read_bytes = 0
         self._read_bytes = 0  # of all reads that the request has a part in: its head cannot be larger
         self._body: list[bytes] = []
+        self._trailers: list[Header] | None = None
+        self._upload: Upload | None = None  # takes the body, if it is not read whole
+        self._uploading: Exchange | None = None  # whose upload that is
         self._resuming_body = False
         self._continue_due = False
         # the end of the connection
@@ -220,6 +239,8 @@ class ServerConnection(asyncio.Protocol):
                 self._refuse(400, f"malformed request: {error}")
         if self._in_head or self._in_body:
             self._check_raw_bytes(0 if self._began_in_this_read else len(data))
+            if self._in_body:
+                self._body_goes_on()
 
     # --- parser callbacks --------------------------------------------------------------------------------------------
 
@@ -228,7 +249,8 @@ class ServerConnection(asyncio.Protocol):
             return
         self._in_head = True
         self._began_in_this_read = True
-        self._raw_bytes = self._body_bytes = 0
+        self._raw_bytes = self._raw_bytes_at_growth = self._body_bytes = self._body_bytes_at_check = 0
+        self._trailers = None
         self._read_bytes = self._this_read_bytes
         self._url = b""
         self._headers = []
@@ -241,12 +263,17 @@ class ServerConnection(asyncio.Protocol):
             self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # a trailer comes after the head and is dropped
+        if self._in_head:
             self._headers.append((name, value))
             self._names.append(name.lower())
+        elif self._trailers is None:
+            self._trailers = [(name, value)]
+        else:
+            self._trailers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._resuming_body:
+            self._trailers = None  # it was the head, for the second time
             return
         self._in_head = False
         self._in_body = True
@@ -254,15 +281,12 @@ class ServerConnection(asyncio.Protocol):
         refusal = self._refusal_of_head()
         if refusal is not None:
             self._refuse(*refusal)
-            return
-        if self._continue_due and self._active is None:
-            self._send_continue()
 
     def on_body(self, data: bytes) -> None:
         self._continue_due = False
         self._body_bytes += len(data)
-        if self._body_bytes > self.limits.body_bytes:
-            self._refuse(413, f"the body has more than {self.limits.body_bytes} bytes")
+        if self._body_bytes > self.limits.body_bytes and not self._may_be_uploaded(self._body_bytes):
+            self._refuse(413, f"the body has more than {self._most_body_bytes()} bytes")
         elif not self._last_request_read:
             self._body.append(data)
 
@@ -271,6 +295,9 @@ class ServerConnection(asyncio.Protocol):
         if self._last_request_read or self._upgrade_hides_body():
             return
         self._resuming_body = False
+        if self._upload is not None:
+            self._end_upload(self._upload)
+            return
         keep_alive = self._parser.should_keep_alive() and not self._server.draining
         self._last_request_read = not keep_alive
         exchange = Exchange(
@@ -281,6 +308,7 @@ class ServerConnection(asyncio.Protocol):
             headers=self._headers,
             body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
             keep_alive=keep_alive,
+            trailers=self._trailers or (),
         )
         self._body = []
         if self._active is None:
@@ -298,14 +326,14 @@ class ServerConnection(asyncio.Protocol):
         self._active = None
         if not exchange.keep_alive or self._server.draining:
             self._waiting.clear()
-            self._linger()
+            self._linger(unread=exchange.upload is not None and not exchange.upload.complete)
         elif self._waiting or self._refusal is not None or self._continue_due:
             self._advance()
         self._server.note_exchange_end()
 
     def break_off(self, *, framed: bool) -> None:
         """A framed body is visibly incomplete after a normal close; one that ends with the connection needs a reset."""
-        self._active = None
+        self._active = self._upload = self._uploading = None
         self._waiting.clear()
         self._last_request_read = True
         transport = self._transport
@@ -343,13 +371,14 @@ class ServerConnection(asyncio.Protocol):
     def check_deadlines(self, now_s: float) -> None:
         limits = self.limits
         if self._lingering_since is not None:
-            if now_s - self._lingering_since > limits.linger_s:
+            quiet_since = max(self._lingering_since, self._progress_at)
+            if now_s - quiet_since > limits.linger_s or now_s - self._lingering_since > limits.discard_s:
                 self.cut()
         elif self._in_head:
             if now_s - self._head_began_at > limits.head_timeout_s:
                 self._refuse(408, f"the request header took more than {limits.head_timeout_s:g} s")
         elif self._in_body:
-            if now_s - self._progress_at > limits.body_timeout_s and not self._reading_paused:
+            if now_s - self._progress_at > limits.body_timeout_s and not (self._pipeline_full or self._body_unwanted):
                 self._refuse(408, f"no byte of the request body came for {limits.body_timeout_s:g} s")
         elif self._active is None and now_s - self._progress_at > limits.idle_timeout_s:
             self.cut()
@@ -366,11 +395,10 @@ class ServerConnection(asyncio.Protocol):
             return 505, "the versions understood are HTTP/1.0 and HTTP/1.1"
         if names.count(b"host") != 1 and (version == "1.1" or b"host" in names):
             return 400, "a request needs exactly one Host header"
-        if b"content-length" in names and self._declared_bytes() > self.limits.body_bytes:
-            return (
-                413,
-                f"the body is declared as {self._declared_bytes()} bytes; the limit is {self.limits.body_bytes}",
-            )
+        if b"content-length" in names:
+            declared_bytes = int(self._value(b"content-length"))
+            if declared_bytes > self.limits.body_bytes and not self._may_be_uploaded(declared_bytes):
+                return 413, f"the body is declared as {declared_bytes} bytes; the limit is {self._most_body_bytes()}"
         if b"transfer-encoding" in names and (version != "1.1" or self._value(b"transfer-encoding") != b"chunked"):
             return 501, "the only transfer coding understood is `chunked`, in HTTP/1.1"
         if b"expect" in names:
@@ -384,8 +412,8 @@ class ServerConnection(asyncio.Protocol):
     def _value(self, lowercase_name: bytes) -> bytes:
         return self._headers[self._names.index(lowercase_name)][1].strip().lower()
 
-    def _declared_bytes(self) -> int:
-        return int(self._value(b"content-length"))
+    def _declared_bytes(self) -> int | None:
+        return int(self._value(b"content-length")) if b"content-length" in self._names else None
 
     def _head_bytes(self) -> int:
         return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
@@ -393,9 +421,16 @@ class ServerConnection(asyncio.Protocol):
     def _check_raw_bytes(self, read_bytes: int) -> None:
         """Bounds what the parser itself may gather: a header without end, or chunk framing and trailers without end."""
         self._raw_bytes += read_bytes
-        if self._in_head and self._raw_bytes > self.limits.header_bytes:
-            self._refuse(431, f"the request header has more than {self.limits.header_bytes} bytes")
-        elif self._raw_bytes > self.limits.header_bytes + 2 * self.limits.body_bytes:
+        if self._in_head:
+            if self._raw_bytes > self.limits.header_bytes:
+                self._refuse(431, f"the request header has more than {self.limits.header_bytes} bytes")
+            return
+        if self._body_bytes > self._body_bytes_at_check:
+            self._body_bytes_at_check = self._body_bytes
+            self._raw_bytes_at_growth = self._raw_bytes
+        elif self._raw_bytes - self._raw_bytes_at_growth > self.limits.header_bytes:
+            self._refuse(413, f"chunk framing or trailers have more than {self.limits.header_bytes} bytes")
+        if self._raw_bytes > self.limits.header_bytes + 2 * self._most_body_bytes():
             self._refuse(413, "chunk framing and trailers are larger than the body they carry")
 
     def _upgrade_hides_body(self) -> bool:
@@ -430,6 +465,8 @@ class ServerConnection(asyncio.Protocol):
         self._last_request_read = True
         self._in_head = self._in_body = False
         self._body = []
+        if self._uploading is not None and not self._spoil(self._uploading, Spoilt(status, message)):
+            return
         error = {"error": {"message": message, "type": "invalid_request_error", "code": status}}
         body = msgspec.json.encode(error)
         self._refusal = (
@@ -443,9 +480,9 @@ class ServerConnection(asyncio.Protocol):
 
     def _queue(self, exchange: Exchange) -> None:
         self._waiting.append(exchange)
-        if len(self._waiting) >= self.limits.pipelined_requests and self._transport is not None:
-            self._transport.pause_reading()
-            self._reading_paused = True
+        if len(self._waiting) >= self.limits.pipelined_requests:
+            self._pipeline_full = True
+            self._set_reading()
 
     def _advance(self) -> None:
         """Begin what waits, one after the other; a loop, because a handler may answer at once."""
@@ -455,16 +492,16 @@ class ServerConnection(asyncio.Protocol):
         while self._active is None and self._waiting:
             self._begin(self._waiting.popleft())
         self._advancing = False
-        if self._reading_paused and len(self._waiting) < self.limits.pipelined_requests and self._transport is not None:
-            self._reading_paused = False
-            self._transport.resume_reading()
+        if self._pipeline_full and len(self._waiting) < self.limits.pipelined_requests:
+            self._pipeline_full = False
+            self._set_reading()
         if self._active is not None:
             return
         if self._refusal is not None:
             self.send(self._refusal)
             self._refusal = None
             self._linger()
-        elif self._continue_due and self._in_body:
+        elif self._continue_due and self._in_body and self._upload is None:
             self._send_continue()
 
     def _begin(self, exchange: Exchange) -> None:
@@ -488,23 +525,127 @@ class ServerConnection(asyncio.Protocol):
 
     def _client_left(self) -> None:
         self._waiting.clear()
+        self._upload = self._uploading = None
         exchange = self._active
         if exchange is not None:
             self._active = None
             exchange.client_left()
             self._server.note_exchange_end()
 
-    def _linger(self) -> None:
-        """Close so that the last answer is read: a close with unread input would reset the connection under it."""
+    def _linger(self, *, unread: bool = False) -> None:
+        """Close so that the last answer is read: a close with unread input would reset the connection under it.
+
+        `unread`: part of a body is still to come. It is thrown away for as long as the client goes on sending, within
+        bounds; many clients look for an answer only when they have sent everything.
+        """
         self._last_request_read = True
+        self._upload = self._uploading = None
         transport = self._transport
         if transport is None or self._lingering_since is not None:
             return
         self._lingering_since = self._loop.time()
+        self._body_unwanted = self._pipeline_full = False
+        self._set_reading()
         if transport.can_write_eof():
             transport.write_eof()
+        elif not unread:
+            transport.close()  # else the client closes, or the sweep: TLS cannot end one direction only
+
+    # --- a body that is not read whole -------------------------------------------------------------------------------
+
+    def _body_goes_on(self) -> None:
+        """More of the body is to come than this read brought: never so for a small request."""
+        if self._upload is not None:
+            self._pass_pieces(self._upload)
+        elif self._is_large():
+            self._begin_upload()
+        elif self._continue_due and self._active is None:
+            self._send_continue()
+
+    def _held_at_most(self) -> int | None:
+        held_at_most = self._server.held_at_most
+        return None if held_at_most is None else held_at_most(_origin_form(self._url), self._headers)
+
+    def _may_be_uploaded(self, body_bytes: int) -> bool:
+        if body_bytes > self.limits.streamed_body_bytes:
+            return False
+        return self._upload is not None or self._held_at_most() is not None
+
+    def _is_large(self) -> bool:
+        held_at_most = self._held_at_most()
+        return held_at_most is not None and max(self._body_bytes, self._declared_bytes() or 0) > held_at_most
+
+    def _most_body_bytes(self) -> int:
+        if self._upload is None and self._held_at_most() is None:
+            return self.limits.body_bytes
+        return max(self.limits.body_bytes, self.limits.streamed_body_bytes)
+
+    def _begin_upload(self) -> None:
+        self._upload = upload = Upload(self, self._declared_bytes())
+        self._uploading = exchange = Exchange(
+            self,
+            method=self._parser.get_method().decode("latin-1"),
+            target=_origin_form(self._url),
+            version=self._parser.get_http_version(),
+            headers=self._headers,
+            body=b"",
+            keep_alive=self._parser.should_keep_alive() and not self._server.draining,
+            upload=upload,
+        )
+        self.set_body_flow(False)
+        self._pass_pieces(upload)
+        if self._active is None:
+            self._begin(exchange)
         else:
-            transport.close()
+            self._queue(exchange)
+
+    def set_body_flow(self, wanted: bool) -> None:
+        """For the upload that is being read; it asks for nothing before its turn has come."""
+        self._body_unwanted = not wanted
+        self._progress_at = self._loop.time()  # the silence until now was ours
+        if wanted and self._continue_due:
+            self._send_continue()
+        self._set_reading()
+
+    def _pass_pieces(self, upload: Upload) -> None:
+        if self._body:
+            pieces, self._body = self._body, []
+            upload.take(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def _end_upload(self, upload: Upload) -> None:
+        exchange, self._uploading = self._uploading, None
+        assert exchange is not None
+        self._last_request_read = not exchange.keep_alive
+        self._pass_pieces(upload)
+        self._upload = None
+        self._body_unwanted = False
+        self._set_reading()
+        upload.end(self._trailers or ())
+
+    def _spoil(self, exchange: Exchange, spoilt: Spoilt) -> bool:
+        """Its body cannot be taken to its end. False: it had an answer already, which is broken off."""
+        self._upload = self._uploading = None
+        self._body_unwanted = False
+        self._set_reading()
+        if exchange is not self._active:
+            self._waiting.remove(exchange)
+            return True
+        answered = exchange.started
+        if not answered:
+            self._active = None
+        exchange.spoil(spoilt)
+        if not answered:
+            self._server.note_exchange_end()
+        return not answered
+
+    def _set_reading(self) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._pipeline_full or self._body_unwanted:
+            transport.pause_reading()
+        else:
+            transport.resume_reading()
 
 
 def _origin_form(url: bytes) -> str:

@@ -119,10 +119,24 @@ class Timeouts(Section):
 class Limits(Section):
     body_bytes: int = key(
         64 * 2**20,
-        "Largest request body; a larger one is answered 413.",
-        "Higher: longer contexts and images pass, more memory per connection.",
+        "Largest request body that is read before it is routed; a larger one is passed on unread, while it comes.",
+        "Higher: longer contexts and images are scored and can be retried, more memory per connection.",
         ge=1024,
         le=2**31,
+    )
+    hold_bytes: int = key(
+        2**20,
+        "The same for bodies that routing cannot read anyway: forms, audio, all but JSON.",
+        "Higher: larger files can be retried elsewhere, more memory per connection.",
+        ge=0,
+        le=2**31,
+    )
+    streamed_body_bytes: int = key(
+        2**30,
+        "Largest request body that is passed on while it comes; a larger one is answered 413.",
+        "Higher: larger files pass. Not above body_bytes: whatever is larger than that is answered 413.",
+        ge=0,
+        le=2**40,
     )
     header_bytes: int = key(
         64 * 2**10,
@@ -214,6 +228,16 @@ class WorkerConfig(Section):
         None,
         "File with the key that the worker wants.",
         "Shown to this worker only: in our own calls, and for clients that have a tenant's key; others bring theirs.",
+    )
+    ca_file: Path | None = key(
+        None,
+        "Certificate authorities (PEM) that may have signed the certificate of an https:// worker.",
+        "Unset: those that the system trusts.",
+    )
+    tls_verify: bool = key(
+        True,
+        "Check the certificate of an https:// worker, and that it is for its host.",
+        "false: whoever answers at this address gets the prompts and the worker's key.",
     )
     events: Annotated[str, AfterValidator(_event_endpoint)] = key(
         "auto",

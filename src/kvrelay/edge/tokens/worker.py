@@ -48,7 +48,7 @@ async def ask_worker(fleet: Fleet, view: WorkerView, payload: Mapping[str, Any],
     assert view.connector is not None, view.name
     question = dict(payload) if model is None else {"model": model, **payload}
     try:
-        return await view.connector.tokenize(fleet.session, view.url, question, view.headers)
+        return await view.connector.tokenize(fleet.session_of(view.name), view.url, question, view.headers)
     except WorkerUnreachable as error:
         raise CannotTokenize("tokenizer_unreachable") from error
     except WorkerAnswerUnusable as error:
