@@ -97,8 +97,20 @@ async def s05_a_full_cache_is_no_reason_for_a_prompt_without_overlap(stage: Stag
 
 
 async def s06_one_shared_system_prompt_makes_no_hot_worker(stage: Stage) -> None:
+    """The figures are meant for an idle machine; on a busy one a round may miss them, but not every round."""
+    for _ in range(3 if stage.calm else 1):
+        turns = await _converse(stage)
+        counts = Counter(worker for _, worker in turns)
+        returned = [home == worker for home, worker in turns if home is not None]
+        if max(counts.values()) <= 1.5 * len(turns) / 4 and sum(returned) >= 0.8 * len(returned):
+            return
+    assert stage.faulty, (counts, sum(returned), len(returned))
+
+
+async def _converse(stage: Stage) -> list[tuple[str | None, str | None]]:
+    """Turns of 16 sessions that begin alike, 8 in flight: the worker of the turn before, and of this one."""
     shared, gate = stage.prompt(3200), asyncio.Semaphore(8)
-    turns: list[tuple[str | None, str | None]] = []  # worker of the turn before, worker
+    turns: list[tuple[str | None, str | None]] = []
 
     async def converse() -> None:
         history, home = shared, None
@@ -110,11 +122,7 @@ async def s06_one_shared_system_prompt_makes_no_hot_worker(stage: Stage) -> None
             home = seen.worker
 
     await asyncio.gather(*(converse() for _ in range(16)))
-    if stage.calm:
-        counts = Counter(worker for _, worker in turns)
-        returned = [home == worker for home, worker in turns if home is not None]
-        assert max(counts.values()) <= 1.5 * len(turns) / 4, counts
-        assert sum(returned) >= 0.8 * len(returned), counts
+    return turns
 
 
 async def _directly(stage: Stage, worker: str, *, tokens: int = 320, max_tokens: int = 4000) -> None:

@@ -27,7 +27,7 @@ async def s19_text_parts_are_scored_and_images_are_not(stage: Stage) -> None:
         [{"type": "text", "text": text}, {"type": "text", "text": more}],
     ]
     for content in contents:
-        await _twice_and_compare(stage, {"messages": [{"role": "user", "content": content}], "max_tokens": 4})
+        await _sent_until_matched(stage, {"messages": [{"role": "user", "content": content}], "max_tokens": 4})
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
     message = {"role": "user", "content": [{"type": "text", "text": text}, image]}
     seen = await stage.client.send(CHAT, {"messages": [message], "max_tokens": 4})
@@ -35,25 +35,18 @@ async def s19_text_parts_are_scored_and_images_are_not(stage: Stage) -> None:
         assert (seen.status, stage.receipt(seen).unscored_because) == (200, "multimodal_input")
 
 
-async def _twice_and_compare(stage: Stage, body: dict[str, Any]) -> None:
-    """The second time the claim is what the engine hits."""
+async def _sent_until_matched(stage: Stage, body: dict[str, Any]) -> None:
+    """Sent again, the claim is what the engine hits, within a block; never is it more than that."""
     first = await stage.client.send(CHAT, body)
-    if stage.faulty:
-        return
-    assert first.status == 200
-    await stage.until(lambda: not stage.gateway.status().in_flight_prompts)
-    blocks = stage.receipt(first).eligible_prefix_blocks
-    assert blocks is not None and blocks >= 15
-
-    async def matched() -> bool:
-        seen = await stage.client.send(CHAT, body)
-        receipt = stage.receipt(seen)
-        assert receipt.matched_tokens_at_route is not None and receipt.actual_cached_tokens is not None
-        assert receipt.matched_tokens_at_route <= receipt.actual_cached_tokens + BLOCK
-        return abs(receipt.matched_tokens_at_route - receipt.actual_cached_tokens) <= BLOCK
-
-    async with asyncio.timeout(20):
-        while not await matched():  # noqa: ASYNC110  the events of the first one may still be on their way
+    async with asyncio.timeout(60):
+        while stage.calm:
+            assert first.status == 200
+            receipt = stage.receipt(await stage.client.send(CHAT, body))
+            if receipt.matched_tokens_at_route is not None and receipt.actual_cached_tokens is not None:
+                assert receipt.matched_tokens_at_route <= receipt.actual_cached_tokens + BLOCK
+                if receipt.actual_cached_tokens - receipt.matched_tokens_at_route <= BLOCK:
+                    assert receipt.actual_cached_tokens >= 14 * BLOCK, "all of its blocks but the last"
+                    return
             await asyncio.sleep(0.05)
 
 
@@ -75,7 +68,7 @@ async def s21_tools_and_options_are_part_of_the_prompt(stage: Stage) -> None:
     message = {"role": "user", "content": _text(stage)}
     tools = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in "ab"]
     for more in ({}, {"tools": tools}, {"tools": tools[::-1]}, {"add_generation_prompt": False}):
-        await _twice_and_compare(stage, {"messages": [message], "max_tokens": 4, **more})
+        await _sent_until_matched(stage, {"messages": [message], "max_tokens": 4, **more})
 
 
 async def s22_every_shape_of_a_completions_prompt(stage: Stage) -> None:
