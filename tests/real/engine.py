@@ -68,8 +68,14 @@ def _say(text: str) -> None:
 class VllmWorker:
     """One server process and its children, in a process group of its own; the same address over its lives."""
 
-    def __init__(self, engine: Engine, name: str, *, port: int, cpu: int, folder: Path) -> None:
+    def __init__(
+        self, engine: Engine, name: str, *, port: int, cpu: int, folder: Path, blocks: int | None = None
+    ) -> None:
+        """`blocks`: KV blocks of a cache that is much smaller than what the machine would hold."""
         self.name = name
+        self.events = f"ipc://{folder}/events-{name}"
+        self.replay = f"ipc://{folder}/replay-{name}"
+        self._blocks = blocks
         self.url = f"http://127.0.0.1:{port}"
         self._engine = engine
         self._port = port
@@ -81,8 +87,8 @@ class VllmWorker:
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
-            "endpoint": f"ipc://{self._folder}/events-{self.name}",
-            "replay_endpoint": f"ipc://{self._folder}/replay-{self.name}",
+            "endpoint": self.events,
+            "replay_endpoint": self.replay,
             "topic": f"kv@{self.name}@{MODEL_NAME}",
         }
         command = [
@@ -90,14 +96,27 @@ class VllmWorker:
             *("-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(self._engine.model), "--served-model-name", MODEL_NAME),
             *("--host", "127.0.0.1", "--port", str(self._port)),
-            *("--dtype", "float32", "--block-size", str(BLOCK_SIZE), "--max-model-len", "8192", "--max-num-seqs", "8"),
+            *(
+                "--dtype",
+                "float32",
+                "--block-size",
+                str(BLOCK_SIZE),
+                "--max-model-len",
+                self._context_tokens(),
+                "--max-num-seqs",
+                "8",
+            ),
             *("--enforce-eager", "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(events)),
+            *(() if self._blocks is None else ("--num-gpu-blocks-override", str(self._blocks))),
         ]
         log = (self._folder / f"{self.name}.log").open("ab")
         with log:
             self._process = subprocess.Popen(
                 command, env=self._environment(), stdout=log, stderr=log, start_new_session=True
             )
+
+    def _context_tokens(self) -> str:
+        return "8192" if self._blocks is None else str((self._blocks - 1) * BLOCK_SIZE)
 
     def wait_until_up(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -168,4 +168,4 @@ class AgentAndRouters(RuleBasedStateMachine):
 
 
 TestAgentAndRouters = AgentAndRouters.TestCase
-TestAgentAndRouters.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestAgentAndRouters.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)

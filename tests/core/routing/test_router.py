@@ -786,3 +786,47 @@ def test_two_live_requests_of_one_id_are_a_hosts_mistake(rig):
 
 def test_a_router_without_settings_routes():
     assert Router(RouterSettings()).status(0.0).policy == "cache_load"
+
+
+# --- events that say nothing -------------------------------------------------------------------------------------
+
+
+@pytest.mark.covers("S23")
+def test_events_of_which_nothing_can_be_indexed_make_the_index_unusable_until_one_can_be():
+    rig = Rig()
+    rig.join("a")
+    for _ in range(31):
+        rig.publish("a", EventsSkipped("cache_kind_mamba"))
+    assert target_of(rig).index_state is IndexState.LIVE
+    effects = rig.publish("a", EventsSkipped("cache_kind_mamba"))
+    problem = "none of its 32 events could be indexed: cache_kind_mamba"
+    assert Report("index_unusable", "a", problem) in effects
+    assert (target_of(rig).index_state, target_of(rig).index_problem) == (IndexState.UNUSABLE, problem)
+    assert rig.serve(text(1)).index_state is IndexState.UNUSABLE
+    rig.hold("a", text(1))
+    assert target_of(rig).index_state is IndexState.LIVE and rig.serve(text(1)).matched_blocks_at_route == 1
+    rig.publish("a", EventsSkipped("cache_kind_mamba", 100))
+    assert target_of(rig).index_state is IndexState.LIVE, "a worker of several kinds of cache is usual"
+
+
+@pytest.mark.covers("S13", "S23")
+def test_a_block_size_beyond_what_can_be_keyed_is_said_and_harms_nobody():
+    rig = Rig()
+    rig.join("a", "b")
+    tokens = np.arange(8192, dtype=np.uint32)
+    for n in range(32):
+        rig.publish("a", BlocksStored((n,), None, tokens, 8192))
+    a, b = (worker.targets[0] for worker in rig.router.status(rig.now).workers)
+    assert (a.index_state, b.index_state) == (IndexState.UNUSABLE, IndexState.LIVE)
+    assert a.index_problem == "none of its 32 events could be indexed: block size 8192 is above 4096 tokens"
+    rig.hold("b", text(1))
+    assert rig.serve(text(1)).chosen_worker == "b"
+
+
+@pytest.mark.covers("S13")
+@pytest.mark.parametrize("events", [True, False])
+def test_a_worker_registered_with_such_a_block_size_is_served_without_an_index(events):
+    rig = Rig()
+    rig.join("a", block_size_tokens=8192, sends_events=events)
+    assert target_of(rig).index_problem == "block size 8192 is above 4096 tokens"
+    assert rig.serve(text(1)).index_state is IndexState.UNUSABLE

@@ -8,6 +8,9 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import msgspec
 
 from kvrelay.core.model.census import Census
 from kvrelay.core.model.units import IndexState
@@ -16,7 +19,6 @@ from kvrelay.edge.agent.host import AgentHost
 from kvrelay.edge.chaos.events import EventProxy
 from kvrelay.edge.gateway.gateway import Gateway
 from kvrelay.edge.system.config import WorkerConfig, load_config
-from kvrelay.edge.worker.launch import RunningWorker
 
 SIZE = 16
 PROMPT_TOKENS = 200
@@ -55,13 +57,13 @@ class Watched:
 
     async def matched(self, n: int, worker: str = "a") -> int:
         """Tokens of prompt `n` that the gateway believes to be there."""
-        answer = await asyncio.to_thread(self._match, n)
+        return await self.matched_of({"model": "mock-model", "prompt": prompt(n)}, worker)
+
+    async def matched_of(self, body: dict[str, Any], worker: str = "a") -> int:
+        answer = await asyncio.to_thread(self._match, json.dumps(body).encode())
         return next(c for c in answer.candidates if c.worker == worker).matched_tokens
 
-    def _match(self, n: int) -> MatchAnswer:
-        import msgspec
-
-        body = json.dumps({"model": "mock-model", "prompt": prompt(n)}).encode()
+    def _match(self, body: bytes) -> MatchAnswer:
         with urllib.request.urlopen(f"{self.gateway.admin_url}/admin/match", body, timeout=30) as response:
             return msgspec.json.decode(response.read(), type=MatchAnswer)
 
@@ -83,7 +85,20 @@ async def watching(*workers: WorkerConfig, **env: str) -> AsyncIterator[Watched]
         yield Watched(gateway)
 
 
-async def fresh_truth(worker: RunningWorker) -> Census:
+class Publishing(Protocol):
+    """A worker that publishes events: a mock's process or a real engine's."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def events(self) -> str | None: ...
+
+    @property
+    def replay(self) -> str | None: ...
+
+
+async def fresh_truth(worker: Publishing) -> Census:
     """What a gateway that starts now, with nothing between it and the worker, replays."""
     async with watching(WorkerConfig(url=worker.url, name="a")) as fresh:
         await fresh.until_live()
@@ -92,7 +107,7 @@ async def fresh_truth(worker: RunningWorker) -> Census:
 
 @asynccontextmanager
 async def behind_proxy(
-    worker: RunningWorker, *, replay: bool = True, agent: AgentHost | None = None
+    worker: Publishing, *, replay: bool = True, agent: AgentHost | None = None
 ) -> AsyncIterator[tuple[Watched, EventProxy]]:
     """The gateway hears the worker through the proxy only; the agent, if there is one, hears it directly."""
     assert worker.events is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import urllib.request
 from collections.abc import AsyncIterator
 
 import pytest
@@ -132,6 +133,38 @@ async def test_a_router_that_restarts_in_mid_traffic_knows_old_prefixes_from_the
             await after.until(lambda: after.gateway.receipts.recent(1))
             receipt = after.gateway.receipts.recent(1)[0]
             assert receipt.matched_tokens_at_route == receipt.actual_cached_tokens == BLOCKS * SIZE
+
+
+@pytest.mark.covers("S17", "DR-05")
+async def test_four_warm_workers_are_known_again_after_a_restart_as_far_as_each_can_tell() -> None:
+    """Two replay, one only has an agent, and one has neither and can tell nothing of its past."""
+    specs = [MockSpec(name=name, replay="none" if name in "cd" else "auto") for name in "abcd"]
+    async with MockFleet(specs) as mocks:
+        for n, worker in enumerate(mocks.workers):
+            await complete(worker.url, n)
+        plain = {w.name: WorkerConfig(url=w.url, name=w.name) for w in mocks.workers}
+        async with AgentHost(plain["c"]) as agent:
+            # the agent of a worker without replay has to be there from the start; here its past is one clear away
+            while not any(rank.whole for rank in agent.agent.ranks()):  # it may not have subscribed yet
+                await asyncio.to_thread(_reset, mocks.worker("c").url)
+                await complete(mocks.worker("c").url, 2)
+            workers = {**plain, "c": plain["c"].model_copy(update={"agent": agent.endpoint})}
+            flowing = asyncio.create_task(complete(mocks.worker("a").url, *range(10, 30)))
+            async with watching(*workers.values()) as watch:
+                await watch.until(lambda: len(watch.gateway.status().workers) == 4, within_s=5)
+                await watch.until(lambda: all(watch.target(n).index_state is IndexState.LIVE for n in "abc"))
+                assert watch.target("d").index_state is IndexState.INCOMPLETE
+                known = [await watch.matched(n, worker) for n, worker in enumerate("abcd")]
+                assert known == [BLOCKS * SIZE] * 3 + [0]
+                await flowing
+                await complete(watch.gateway.url, 3)
+                await watch.until(lambda: watch.gateway.receipts.recent(1))
+                assert watch.gateway.receipts.recent(1)[0].status == "ok"
+
+
+def _reset(url: str) -> None:
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/reset_prefix_cache", b""), timeout=10) as answer:
+        assert answer.status == 200
 
 
 @pytest.mark.covers("RT-22", "DR-03")

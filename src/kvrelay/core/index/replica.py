@@ -30,7 +30,8 @@ class _Block(Struct, gc=False):
 
 
 RUN_BLOCKS = 500  # at most in one event of a snapshot, so that it can be applied in small steps
-_NO_COPY = (0,) * len(_FASTEST_FIRST)
+_AT = {tier: at for at, tier in enumerate(_FASTEST_FIRST)}
+_ONE_COPY = {tier: tuple(int(other is tier) for other in _FASTEST_FIRST) for tier in _FASTEST_FIRST}
 
 
 class Replica:
@@ -83,8 +84,11 @@ class Replica:
             return
         size, parent = event.block_size_tokens, event.parent
         data = np.ascontiguousarray(event.token_ids, dtype=np.uint32).tobytes()
+        one_copy = _ONE_COPY[event.tier]
         for i, block_hash in enumerate(event.hashes):
-            if block_hash not in self._blocks:
+            if block_hash in self._blocks:
+                self._count(block_hash, event.tier, 1)
+            else:
                 if len(self._blocks) >= self._max_blocks:
                     self.overflowed = True
                     return
@@ -95,23 +99,23 @@ class Replica:
                     adapter=event.adapter,
                     salt=event.salt,
                     media=event.media[i] if event.media is not None and i < len(event.media) else None,
-                    copies=_NO_COPY,
+                    copies=one_copy,
                 )
-            self._count(block_hash, event.tier, 1)
+                self._digest = (self._digest + mixed(block_hash)) & MASK
             parent = block_hash
 
     def _remove(self, block_hash: int, tier: Tier) -> None:
         block = self._blocks.get(block_hash)
-        if block is not None and block.copies[_FASTEST_FIRST.index(tier)]:
+        if block is not None and block.copies[_AT[tier]]:
             self._count(block_hash, tier, -1)
 
     def _clear_tier(self, tier: Tier) -> None:
-        at = _FASTEST_FIRST.index(tier)
+        at = _AT[tier]
         for block_hash in [h for h, block in self._blocks.items() if block.copies[at]]:
             self._count(block_hash, tier, -self._blocks[block_hash].copies[at])
 
     def _count(self, block_hash: int, tier: Tier, copies: int) -> None:
-        block, at = self._blocks[block_hash], _FASTEST_FIRST.index(tier)
+        block, at = self._blocks[block_hash], _AT[tier]
         block.copies = (*block.copies[:at], block.copies[at] + copies, *block.copies[at + 1 :])
         self._digest = (self._digest + copies * mixed(block_hash)) & MASK
         if not any(block.copies):

@@ -37,6 +37,7 @@ class Target:
         "id",
         "index_broken",
         "sequence",
+        "skipped_alone",
         "slot",
     )
 
@@ -49,6 +50,7 @@ class Target:
         self.approximate: Approximate | None = None  # workers without
         self.agent: AgentWord | None = None  # what the agent beside the worker says
         self.index_broken: str | None = None  # why nothing of this worker can match
+        self.skipped_alone: int | None = 0  # events that could not be indexed, until the first that could (None)
         self.catching_up = False  # a part of its known history has not been applied yet
 
     @property

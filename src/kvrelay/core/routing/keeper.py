@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from kvrelay.core.contract.keys import Keyer
+from kvrelay.core.contract.keys import MAX_BLOCK_TOKENS, Keyer
 from kvrelay.core.index.agent_word import AgentWord
 from kvrelay.core.index.approximate import Approximate
 from kvrelay.core.index.drift import CheckTail, Drift, Outcome, Rebuild
@@ -50,6 +50,7 @@ Change = Apply | Empty | Restart
 """Verdicts that change what a target is believed to have."""
 
 SWEEP_BLOCKS = 500
+USELESS_AFTER_EVENTS = 32  # that could not be indexed, with none that could
 _EXPIRY_SLACK = 0.1  # of the time that a guess is kept
 APPLY_BLOCKS = 1_000  # at most in one step: a replay of a whole history must not hold up anybody's tokens
 
@@ -83,6 +84,8 @@ class Keeper:
     def new_target(self, worker: WorkerId, rank: int, spec: WorkerSpec) -> Target:
         """An empty target for a worker that joins."""
         block_size = spec.block_size_tokens or 0
+        too_large = block_size > MAX_BLOCK_TOKENS
+        block_size = 0 if too_large else block_size
         target = Target(TargetId(worker, rank), self.residency.add_holder(max(block_size, 1)), block_size)
         if spec.sends_events:
             pending = self._settings.max_pending_batches
@@ -93,6 +96,8 @@ class Keeper:
             target.approximate = self._new_approximate(target)
         if not spec.sends_events and not block_size:
             target.index_broken = "no events and no known block size"
+        if too_large:
+            target.index_broken = _too_large(spec.block_size_tokens or 0)
         self.counts.setdefault(worker.name, EventCounts())
         return target
 
@@ -327,10 +332,15 @@ class Keeper:
     def _apply(self, now: float, target: Target, batch: KvBatch, counts: EventCounts) -> list[Effect]:
         effects: list[Effect] = []
         for event in batch.events:
+            if isinstance(event, BlocksStored) and event.block_size_tokens > MAX_BLOCK_TOKENS:
+                event = EventsSkipped(_too_large(event.block_size_tokens))
             if isinstance(event, EventsSkipped):
                 counts.skipped += event.count
                 effects.append(Report("events_skipped", target.id.worker.name, event.kind, event.count))
+                effects += self._note_skipped(target, event)
                 continue
+            if target.skipped_alone is not None and isinstance(event, BlocksStored):
+                effects += self._note_indexed(target)
             if isinstance(event, BlocksStored) and event.block_size_tokens != target.block_size_tokens:
                 effects += self._learn_block_size(now, target, event.block_size_tokens)
             elif isinstance(event, BlocksRemoved) and event.tier is Tier.GPU and target.drift is not None:
@@ -349,6 +359,25 @@ class Keeper:
             return []
         counts.orphans_dropped += applied.dropped
         return [Report("orphans_dropped", target.id.worker.name, count=applied.dropped)]
+
+    def _note_skipped(self, target: Target, event: EventsSkipped) -> tuple[Effect, ...]:
+        """Events that come and of which nothing can be indexed are no better than none."""
+        if target.skipped_alone is None:
+            return ()
+        before = target.skipped_alone
+        target.skipped_alone += event.count
+        if not before < USELESS_AFTER_EVENTS <= target.skipped_alone or target.index_broken is not None:
+            return ()
+        target.index_broken = f"none of its {target.skipped_alone} events could be indexed: {event.kind}"
+        return (Report("index_unusable", target.id.worker.name, target.index_broken), *self.all_unusable())
+
+    def _note_indexed(self, target: Target) -> tuple[Effect, ...]:
+        was_useless = (target.skipped_alone or 0) >= USELESS_AFTER_EVENTS and target.index_broken is not None
+        target.skipped_alone = None
+        if not was_useless:
+            return ()
+        target.index_broken = None
+        return (Report("index_usable", target.id.worker.name),)
 
     def _learn_block_size(self, now: float, target: Target, block_size_tokens: int) -> list[Effect]:
         """The events are the truth about the size of the blocks they describe."""
@@ -396,6 +425,10 @@ def _say_tail_checked(target: Target, next_seq_before: int) -> None:
     assert target.sequence is not None
     if target.drift is not None:
         target.drift.tail_checked(brought_news=target.sequence.next_seq > next_seq_before)
+
+
+def _too_large(block_size_tokens: int) -> str:
+    return f"block size {block_size_tokens} is above {MAX_BLOCK_TOKENS} tokens"
 
 
 def _blocks_in(verdict: Change) -> int:
