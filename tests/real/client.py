@@ -21,7 +21,7 @@ VOCABULARY = 256
 class Client:
     def __init__(self, url: str, admin_url: str, receipts: Path) -> None:
         self._url = url
-        self._admin_url = admin_url
+        self.admin_url = admin_url
         self._receipts = receipts
 
     def complete(self, prompt: list[int], *, session: str = "s", stream: bool = False, **more: Any) -> bytes:
@@ -37,7 +37,7 @@ class Client:
             return response.read()  # type: ignore[no-any-return]
 
     def status(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"{self._admin_url}/admin/status", timeout=30) as response:
+        with urllib.request.urlopen(f"{self.admin_url}/admin/status", timeout=30) as response:
             return json.load(response)  # type: ignore[no-any-return]
 
     def workers(self) -> list[dict[str, Any]]:

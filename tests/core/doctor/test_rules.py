@@ -62,7 +62,7 @@ WORKER = WorkerFacts(
     cache_settings={
         "enable_prefix_caching": "True",
         "prefix_caching_hash_algo": "sha256",
-        "cpu_kvcache_space_bytes": "100",
+        "kv_cache_memory_bytes": "100",
     },
     tokens=TOKENS,
     clock_ahead_s=0.0,
@@ -256,10 +256,17 @@ NOWHERE = change(SOURCE, connected=False, heard_batches=0, topics_seen=(), said_
         (worker(version="0.31.0"), "versions_equal", WARN, "a: vllm 0.31.0; b: vllm 0.32.0"),
         (worker(models=("n",)), "models", OK, "a: n; b: m"),
         (
-            worker(cache_settings={"cpu_kvcache_space_bytes": "900000.0"}),
+            worker(cache_settings={"kv_cache_memory_bytes": "900000.0"}),
             "memory",
             FAIL,
             "caches of a, b may take 0.0 GiB of 0.0 GiB",
+        ),
+        (worker(cache_settings={"kv_offloading_size": "3"}), "memory", FAIL, "may take 3.0 GiB"),
+        (
+            change(HEALTHY, host=HostFacts(memory_bytes=1_000_000, has_accelerator=True)),
+            "memory",
+            NONE,
+            "no worker on this machine",
         ),
         (every(is_local=False), "memory", NONE, "no worker on this machine"),
         (change(HEALTHY, host=HostFacts()), "memory", UNKNOWN, "not known"),

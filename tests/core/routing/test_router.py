@@ -502,6 +502,18 @@ def test_an_index_that_is_known_to_be_incomplete_may_claim_too_little():
     assert drift_reports(rig) == []
 
 
+@pytest.mark.covers("S22")
+def test_hits_of_several_prompts_in_one_request_are_no_drift():
+    rig, _, _ = drifting_rig()
+    for _ in range(6):
+        keys = {SIZE: rig.router.keyer.prompt_keys(text(1, blocks=8), SIZE)}
+        rig.step(RequestArrived("batch", Prompt(4 * 8 * SIZE, keys)))
+        rig.accept("batch")
+        rig.finish("batch", cached=4 * 7 * SIZE)
+        rig.now += 1.0
+    assert drift_reports(rig) == [] and target_of(rig).drift.compared == 0
+
+
 def test_evictions_under_load_are_no_drift():
     rig, _, _ = drifting_rig()
     for _ in range(10):

@@ -211,7 +211,7 @@ async def test_14_a_clock_that_is_wrong(mocks: MockFleet) -> None:
 
 
 async def test_15_caches_that_do_not_fit_into_the_machine(mocks: MockFleet) -> None:
-    huge = replaced(b"enable_prefix_caching=", b'cpu_kvcache_space_bytes="1000000000000000",enable_prefix_caching=')
+    huge = replaced(b"enable_prefix_caching=", b'kv_offloading_size="1000000000000000",enable_prefix_caching=')
     async with disguised(mocks.workers[0].url, {"/metrics": huge}) as url:
         assert troubles(await examined(entries(mocks, url=url))) == {(None, "memory"): FAIL}
 

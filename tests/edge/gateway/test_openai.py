@@ -37,6 +37,9 @@ def test_a_list_of_prompts_is_matched_by_its_first_and_charged_for_all() -> None
         (COMPLETIONS, b'{"prompt":[-1]}', "prompt_shape_unknown"),
         (COMPLETIONS, b'{"prompt":[4294967296]}', "prompt_shape_unknown"),
         (COMPLETIONS, b'{"prompt":["a","b"]}', "several_text_prompts"),
+        (COMPLETIONS, b'{"prompt":[1,2],"prompt_logprobs":0}', "prompt_logprobs"),
+        (COMPLETIONS, b'{"prompt":[1,2],"echo":true,"logprobs":1}', "prompt_logprobs"),
+        (CHAT, b'{"messages":[],"prompt_logprobs":5}', "prompt_logprobs"),
         (CHAT, b"{}", "no_messages"),
         (CHAT, b'{"messages":[{"role":"user","content":[{"type":"image_url"}]}]}', "multimodal_input"),
         ("/v1/embeddings", b'{"input":"x"}', "path_not_scored"),
@@ -46,6 +49,13 @@ def test_what_cannot_be_matched_says_why(path: str, body: bytes, because: str) -
     prompt = read_body(path, body).prompt
     found = prompt.read() if isinstance(prompt, TextPrompt) else prompt
     assert found == Unscored(because)
+
+
+@pytest.mark.parametrize(
+    "more", [b'"prompt_logprobs":null', b'"echo":true', b'"echo":false,"logprobs":1', b'"logprobs":1', b'"x":1']
+)
+def test_probabilities_of_the_answer_alone_let_the_prompt_be_matched(more: bytes) -> None:
+    assert ids_of(read_body(COMPLETIONS, b'{"prompt":[1,2],' + more + b"}").prompt) == ([1, 2], 2)
 
 
 def test_members_of_wrong_type_are_the_workers_to_complain_about() -> None:

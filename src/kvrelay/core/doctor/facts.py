@@ -111,6 +111,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     """The machine that the doctor runs on."""
 
     memory_bytes: int | None = None  # the smaller of the machine's and the control group's
+    has_accelerator: bool = False  # device memory that caches lie in is none of the machine's then
     store_tiers: int = 0
 
 

@@ -10,7 +10,9 @@ from kvrelay.core.doctor.finding import FleetRule, Judged, fail, not_applicable,
 from kvrelay.core.doctor.known import PUBLISHES_EVENTS, SCORES_BY_CACHE
 
 MEMORY_HEADROOM = 0.15  # of the machine, for everything that is not a cache
-_CACHE_BYTES = ("cpu_kvcache_space_bytes", "cpu_offload_bytes", "swap_space_bytes")
+_HOST_CACHES = {"kv_offloading_size": 2**30, "cpu_kvcache_space_bytes": 1, "swap_space_bytes": 1}
+"""vLLM's settings for caches in the host's memory, of this and of earlier releases, and their units in bytes."""
+_DEVICE_CACHE = "kv_cache_memory_bytes"  # of the accelerator, where there is one
 
 
 def _answering(facts: Facts) -> list[WorkerFacts]:
@@ -119,7 +121,8 @@ def _equal(said: Mapping[str, str], unit: str, *, different_is_fine: bool = Fals
 
 def _memory(facts: Facts) -> Judged:
     have = facts.host.memory_bytes
-    wanted = {worker.name: _cache_bytes(worker) for worker in _answering(facts) if worker.is_local}
+    names = _HOST_CACHES if facts.host.has_accelerator else {**_HOST_CACHES, _DEVICE_CACHE: 1}
+    wanted = {worker.name: _cache_bytes(worker, names) for worker in _answering(facts) if worker.is_local}
     known = {name: size for name, size in wanted.items() if size is not None}
     if not known:
         return not_applicable("no worker on this machine says how much memory its cache takes")
@@ -130,9 +133,9 @@ def _memory(facts: Facts) -> Judged:
     return fail(said) if total > (1 - MEMORY_HEADROOM) * have else ok(said)
 
 
-def _cache_bytes(worker: WorkerFacts) -> int | None:
+def _cache_bytes(worker: WorkerFacts, names: Mapping[str, int]) -> int | None:
     settings = worker.cache_settings or {}
-    sizes = [float(settings[name]) for name in _CACHE_BYTES if _is_number(settings.get(name))]
+    sizes = [unit * float(settings[name]) for name, unit in names.items() if _is_number(settings.get(name))]
     return round(sum(sizes)) if sizes else None
 
 

@@ -67,7 +67,7 @@ from kvrelay.core.model.events import (
     WorkerResumed,
 )
 from kvrelay.core.model.ids import TargetId
-from kvrelay.core.model.prompt import Usage
+from kvrelay.core.model.prompt import BlockKeys, Prompt, Usage
 from kvrelay.core.model.siblings import Placement, SiblingLoad
 from kvrelay.core.model.units import Fault, RouteReason, Status
 from kvrelay.core.policy.cache_load import CacheLoad
@@ -434,7 +434,7 @@ class Router:
             actual_blocks = None if hit_tokens is None else hit_tokens // size
             self._keeper.served(now, target, keys, actual_blocks=actual_blocks)
             return self._wake(now)
-        if hit_tokens is None or decision.matches is None:
+        if hit_tokens is None or decision.matches is None or _is_batch(live.arrived.prompt, keys, size):
             return ()
         outcome = Outcome(
             routed_at=live.current.started_at,
@@ -848,6 +848,11 @@ class Router:
         booked = sum(1 for live in self._live.values() if live.attempts and live.attempts[-1].fault is None)
         assert len(self._ledger) <= booked, "something is booked that is not live"
         assert set(self._speculative) <= set(self._live), "a speculative entry outlived its request"
+
+
+def _is_batch(prompt: Prompt, keys: BlockKeys, block_size_tokens: int) -> bool:
+    """Are there more prompts in the request than the one with these keys? Hits are counted over all of them."""
+    return prompt.prompt_tokens is None or prompt.prompt_tokens // block_size_tokens > len(keys)
 
 
 def _worth_noting(blocks: int, claimed_blocks: int) -> bool:

@@ -84,7 +84,11 @@ async def collect(wanted: Wanted) -> Facts:
         workers=tuple(examined),
         tokenizer=await _own_tokenizer(wanted.config),
         router=router,
-        host=HostFacts(memory_bytes=machine.memory_bytes(), store_tiers=len(wanted.config.store.tiers)),
+        host=HostFacts(
+            memory_bytes=machine.memory_bytes(),
+            has_accelerator=machine.has_accelerator(),
+            store_tiers=len(wanted.config.store.tiers),
+        ),
         probed=wanted.sends_probes,
     )
 

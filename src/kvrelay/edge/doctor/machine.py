@@ -32,6 +32,11 @@ def _group_limit_bytes() -> int | None:
     return None
 
 
+def has_accelerator() -> bool:
+    """A GPU that NVIDIA's or AMD's driver serves."""
+    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
+
+
 def wide_open_ports() -> frozenset[int] | None:
     """TCP ports that listen on all interfaces; None where the system does not tell."""
     tables = [_lines(Path(path)) for path in ("/proc/net/tcp", "/proc/net/tcp6")]

@@ -42,6 +42,9 @@ class _Members(Struct):
     stream: Raw | UnsetType = UNSET
     stream_options: Raw | UnsetType = UNSET
     cache_salt: Raw | UnsetType = UNSET
+    prompt_logprobs: Raw | UnsetType = UNSET
+    echo: Raw | UnsetType = UNSET
+    logprobs: Raw | UnsetType = UNSET
     messages: Raw | UnsetType = UNSET
     tools: Raw | UnsetType = UNSET
     add_generation_prompt: Raw | UnsetType = UNSET
@@ -158,7 +161,20 @@ def with_salt(body: bytes, tenant_salt: str) -> tuple[bytes, str] | None:
     return msgspec.json.encode(members), salt
 
 
+def _computes_all(members: _Members) -> bool:
+    """Who wants probabilities of the prompt's own tokens has all of it computed, whatever is cached."""
+    if _stated(members.prompt_logprobs):
+        return True
+    return members.echo is not UNSET and bytes(members.echo) == b"true" and _stated(members.logprobs)
+
+
+def _stated(member: Raw | UnsetType) -> bool:
+    return member is not UNSET and bytes(member) not in (b"null", b"false")
+
+
 def _prompt(path: str, members: _Members) -> TokenPrompt | TextPrompt | Unscored:
+    if _computes_all(members):
+        return Unscored("prompt_logprobs")
     if path == "/v1/completions":
         if members.prompt is UNSET:
             return Unscored("no_prompt")
