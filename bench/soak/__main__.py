@@ -1,12 +1,15 @@
 """A long run in which everything that can fail does.
 
-    python -m bench.soak --minutes 10 --streams 200 [--policy cache_load] [--migrate] [--json FILE]
+    python -m bench.soak --minutes 10 --streams 200 [--policy cache_load] [--migrate] [--harsh] [--json FILE]
 
 A real gateway process before mock worker processes: many concurrent streams, clients that leave half-way, a worker
 killed every 20 seconds (SIGKILL and SIGTERM in turn), five requests in a hundred struck by a fault. Mock workers: this
-says how the gateway behaves, nothing about any engine's speed. With `--migrate` streams outlive their workers, and a
-dead worker is no excuse for a broken one. Exit code 1 when a promise is broken, 3 when one stayed
+says how the gateway behaves, nothing about any engine's speed. Exit code 1 when a promise is broken, 3 when one stayed
 unknown.
+
+With `--migrate` streams outlive their workers, and a dead worker is no excuse for a broken one. `--harsh` does the same
+with three workers and nine faults in a hundred: of kinds that suspend workers and cut all their connections, so the
+budget for retries is raised, and a request that failed everywhere is excused more often.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from bench.soak.checker import History, Verdict, judge
+from bench.soak.checker import HARSH_REFUSED_BY_ALL_RATIO, REFUSED_BY_ALL_RATIO, History, Verdict, judge
 from bench.soak.clients import Crowd, Habits, WatchedClient
-from bench.soak.nemesis import FAULTS, Nemesis
+from bench.soak.nemesis import FAULTS, HARSH_FAULTS, Nemesis
 from bench.soak.watch import Moment, ask_json, ask_text, look, until_quiet, watch
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.edge.observe.receipt_file import read_receipts
@@ -36,7 +39,7 @@ from kvrelay.edge.worker.launch import MockFleet, RunningWorker
 from kvrelay.edge.worker.spec import MockSpec
 from kvrelay.lab.demo.gateway_process import GatewayProcess
 
-WORKERS = 4
+WORKERS, HARSH_WORKERS = 4, 3
 KILL_EVERY_S, DOWN_S = 20.0, 2.0
 REST_S = 6.0  # longer than kept connections live
 CLIENT_TIMEOUT_S = 120.0
@@ -49,6 +52,7 @@ class Report(msgspec.Struct, kw_only=True):
     seed: int
     policy: str
     migrate: bool
+    harsh: bool
     minutes: float
     streams: int
     requests: int
@@ -85,18 +89,22 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--policy", default="cache_load")
     parser.add_argument("--migrate", action="store_true", help="continue streams of dead workers on others")
+    parser.add_argument("--harsh", action="store_true", help="migrate, three workers, nine faults in a hundred")
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report with all samples")
     parser.add_argument("--keep", action="store_true", help="keep receipts and log of the run")
-    return parser.parse_args()
+    asked = parser.parse_args()
+    asked.migrate |= asked.harsh
+    return asked
 
 
 async def _soak(asked: argparse.Namespace, folder: Path) -> Report:
     seconds = asked.minutes * 60
     load_average = os.getloadavg()[0]
     log = folder / "gateway.log"
-    async with MockFleet(_spec(number, asked.seed) for number in range(WORKERS)) as fleet:
-        config = _write_config(folder, fleet.workers, asked.policy, migrate=asked.migrate)
+    workers, faults = (HARSH_WORKERS, HARSH_FAULTS) if asked.harsh else (WORKERS, FAULTS)
+    async with MockFleet(_spec(number, asked.seed, faults) for number in range(workers)) as fleet:
+        config = _write_config(folder, fleet.workers, asked)
         async with GatewayProcess(config, log=log, ready_timeout_s=30.0) as gateway:
             names = [worker.name for worker in fleet.workers]
             await gateway.wait_for_workers(names)
@@ -126,6 +134,7 @@ async def _soak(asked: argparse.Namespace, folder: Path) -> Report:
                 wrong_reuse_blocks=await _wrong_reuse_blocks(fleet.workers),
                 moments=moments,
                 migrates=asked.migrate,
+                refused_by_all_ratio=HARSH_REFUSED_BY_ALL_RATIO if asked.harsh else REFUSED_BY_ALL_RATIO,
                 warm_up_s=max(20.0, seconds / 4),
                 fds_at_rest=fds_at_rest,
                 fds_at_end=await _fds_at_rest(pid, over_s=2.0),
@@ -137,6 +146,7 @@ async def _soak(asked: argparse.Namespace, folder: Path) -> Report:
         seed=asked.seed,
         policy=asked.policy,
         migrate=asked.migrate,
+        harsh=asked.harsh,
         minutes=asked.minutes,
         streams=asked.streams,
         requests=len(crowd.sent),
@@ -150,7 +160,7 @@ async def _soak(asked: argparse.Namespace, folder: Path) -> Report:
     )
 
 
-def _spec(number: int, seed: int) -> MockSpec:
+def _spec(number: int, seed: int, faults: Sequence[dict[str, object]]) -> MockSpec:
     return MockSpec(
         name=f"soak-{number}",
         blocks=3072,
@@ -158,19 +168,21 @@ def _spec(number: int, seed: int) -> MockSpec:
         decode_ms=40.0,
         seed=seed + number,
         drain_s=15.0,
-        faults=tuple(FAULTS),
+        faults=tuple(faults),
     )
 
 
-def _write_config(folder: Path, workers: Sequence[RunningWorker], policy: str, *, migrate: bool) -> Path:
+def _write_config(folder: Path, workers: Sequence[RunningWorker], asked: argparse.Namespace) -> Path:
     lines = [
         "[gateway]",
         "port = 0",
         "admin_port = 0",
-        f"policy = {json.dumps(policy)}",
+        f"policy = {json.dumps(asked.policy)}",
+        *(["[gateway.timeouts]", "first_byte_s = 5", "idle_s = 2"] if asked.harsh else []),
         "[retry]",
-        f"attempts = {WORKERS}",
-        f"migrate = {json.dumps(migrate)}",
+        f"attempts = {len(workers)}",
+        f"migrate = {json.dumps(asked.migrate)}",
+        *(["budget_ratio = 2.0"] if asked.harsh else []),
         "[receipts]",
         f"path = {json.dumps(str(folder / 'receipts.jsonl'))}",
         "keep = 1000",
@@ -204,8 +216,8 @@ def _read_all_receipts(folder: Path) -> list[Receipt]:
 
 def _table(report: Report) -> str:
     lines = [
-        f"soak (mock workers): {report.minutes:g} min, {report.streams} streams, policy {report.policy},"
-        f" {'streams migrate' if report.migrate else 'no migration'}, seed {report.seed}",
+        f"soak (mock workers): {report.minutes:g} min, {report.streams} streams, policy {report.policy}"
+        f"{', streams migrate' if report.migrate else ''}{', harsh' if report.harsh else ''}, seed {report.seed}",
         f"  {report.requests} requests, {report.tokens} streamed tokens, {report.deaths} worker deaths,"
         f" {report.restarts} restarts; gateway CPU {report.gateway_cpu_s:.1f} s;"
         f" load average before {report.load_average_before:.1f}",

@@ -22,7 +22,9 @@ CONVERGED_RATIO = 0.95
 RSS_GROWTH = 1.10
 SPARE_FDS = 3  # probes and a scrape may be under way at any moment
 REFUSED_BY_ALL_RATIO, REFUSED_BY_ALL_LEAST = 0.001, 2  # the faults' own chance is far below
-_NOBODY_LEFT = {"all_tried", "no_worker_alive", "all_draining"}  # reasons that are nobody's fault
+HARSH_REFUSED_BY_ALL_RATIO = 0.01  # 0.1 cubed for three workers, and all that is in flight when connections are cut
+# Reasons that are nobody's fault; there are as many attempts as workers.
+_NOBODY_LEFT = {"all_tried", "attempts_used_up", "no_worker_alive", "all_draining"}
 _DEAD_WORKER, _REFUSED_BY_ALL = "begun on a worker that was killed or died", "refused by every worker there was"
 EXPECTED_EXIT = {"killed": -9, "terminated": 0, "died": OWN_DEATH_STATUS}
 
@@ -48,6 +50,7 @@ class History(msgspec.Struct, kw_only=True):
     gateway_log: str | None = None
     moments: Sequence[Moment] = ()
     warm_up_s: float = 0.0
+    refused_by_all_ratio: float = REFUSED_BY_ALL_RATIO
     migrates: bool = False  # with `retry.migrate` a dead worker excuses nothing
     fds_at_rest: int | None = None
     fds_at_end: int | None = None
@@ -121,7 +124,9 @@ def _nothing_lost(history: History, by_id: Mapping[str, Receipt]) -> Verdict:
     lost = [sent for sent in history.sent if sent.broken and not _why_broken(sent, by_id.get(sent.request_id), history)]
     wrong = [f"{sent.request_id}: {_seen(sent)}, {_attempts(by_id.get(sent.request_id))}" for sent in lost[:SHOWN]]
     excused = [f"{count} {why}" for why, count in broken.items() if why]
-    ok = not lost and broken[_REFUSED_BY_ALL] <= max(REFUSED_BY_ALL_LEAST, len(history.sent) * REFUSED_BY_ALL_RATIO)
+    ok = not lost and broken[_REFUSED_BY_ALL] <= max(
+        REFUSED_BY_ALL_LEAST, len(history.sent) * history.refused_by_all_ratio
+    )
     return _verdict("no request lost beyond these", ok, "; ".join([f"{len(lost)} lost", *excused, *wrong]))
 
 

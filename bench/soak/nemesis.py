@@ -30,6 +30,16 @@ FAULTS: tuple[dict[str, object], ...] = (
     {"kind": "die_after_chunks", "chunks": 3, "probability": 0.0002},
 )
 
+# Nine in a hundred, of kinds that suspend workers or cut all their connections at once.
+HARSH_FAULTS: tuple[dict[str, object], ...] = (
+    {"kind": "garbage", "probability": 0.03},
+    {"kind": "refuse", "probability": 0.03},
+    {"kind": "500", "probability": 0.015},
+    {"kind": "hang", "probability": 0.005},
+    {"kind": "hang", "after_chunks": 3, "probability": 0.005},
+    {"kind": "refuse", "listener_down_s": 0.3, "probability": 0.005},
+)
+
 
 class Death(msgspec.Struct):
     """One life of a worker that ended. `how`: killed (SIGKILL), terminated (SIGTERM, drains) or died (a fault)."""

@@ -132,6 +132,8 @@ def test_what_speaks_against_a_worker_is_graded(health):
     health.failed(0.0, "r", Fault.CONNECT)
     assert health.standing(0.0) is Standing.UNREACHED, "one refused connection; a probe will tell"
     health.probed(False)
+    assert health.standing(0.0) is Standing.UNREACHED
+    health.probed(False)
     assert health.standing(0.0) is Standing.DEAD
     health.failed(0.0, "late", Fault.CONNECT)
     assert health.standing(0.0) is Standing.DEAD

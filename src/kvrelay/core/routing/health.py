@@ -40,7 +40,7 @@ class Standing(StrEnum):
 
     ROUTABLE = "routable"
     SUSPENDED = "suspended"  # up according to its probes, but requests failed there lately
-    UNREACHED = "unreached"  # it refused a connection, and no probe has confirmed yet that it is gone
+    UNREACHED = "unreached"  # it refused a connection, and not enough probes have confirmed yet that it is gone
     DEAD = "dead"  # its probes fail
 
 
@@ -71,7 +71,7 @@ class Health:
 
     def standing(self, now: float) -> Standing:
         if not self.up:
-            return Standing.DEAD if self._probe_failures else Standing.UNREACHED
+            return Standing.DEAD if self._probe_failures >= self._failures_to_down else Standing.UNREACHED
         if self._suspended_until is None or (now >= self._suspended_until and self._trial is None):
             return Standing.ROUTABLE
         return Standing.SUSPENDED
