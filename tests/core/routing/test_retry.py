@@ -58,6 +58,9 @@ def test_a_ratio_of_nothing_retries_nothing():
     retry = Retry(attempts=3, budget_ratio=0.0)
     retry.first_attempt()
     assert hindrance(retry, now=100.0) == "budget_spent" and hindrance(retry, free=True) is None
+    changed = Retry(attempts=3, budget_ratio=0.2)
+    changed.change(attempts=3, budget_ratio=0.0)
+    assert hindrance(changed, now=100.0) == "budget_spent"
 
 
 @pytest.mark.covers("DR-02")

@@ -69,6 +69,28 @@ def test_attempts_are_told_when_one_failed() -> None:
     assert "  That was not its first choice: an earlier attempt failed (retried_elsewhere).\n" in text
 
 
+def test_a_stream_that_outlived_its_worker_is_told() -> None:
+    lost = Attempt(1, "A", "1", 0, RouteReason.ROUND_ROBIN, 0.5, Fault.RESET)
+    rest = Attempt(2, "B", "1", 0, RouteReason.ROUND_ROBIN, 312.0, continued=True)
+    text = explain(receipt(attempts=(lost, rest), fallback_reason=FallbackReason.MIGRATED, migrations=1))
+    assert (
+        "  Attempts:\n    1. A at 0.5 ms: failed: reset\n    2. B at 312 ms: went on with the stream, answered\n"
+        in text
+    )
+    assert "  Another worker had begun the answer and was lost in the middle of it (migrated).\n" in text
+
+
+def test_a_stream_that_nobody_went_on_with_is_told() -> None:
+    lost = Attempt(1, "A", "1", 0, RouteReason.ROUND_ROBIN, 0.5, Fault.RESET)
+    text = explain(receipt(attempts=(lost,), status=Status.WORKER_LOST, not_migrated_because="logprobs"))
+    assert "  Its stream broke and no other worker could go on with it: logprobs.\n" in text
+
+
+def test_the_last_resort_is_told() -> None:
+    text = explain(receipt(fallback_reason=FallbackReason.LAST_RESORT))
+    assert "  Requests had failed there lately, but nobody better was left (last_resort).\n" in text
+
+
 def test_a_request_that_nobody_could_take() -> None:
     text = explain(
         receipt(

@@ -103,6 +103,16 @@ def test_failed_attempts_are_counted_where_they_failed() -> None:
     assert samples(metrics)['kvrelay_attempts_failed_total{fault="connect",worker="A"}'] == 1
 
 
+def test_migrations_are_counted_where_the_stream_went_on() -> None:
+    metrics = Metrics()
+    lost = Attempt(1, "A", "1", 0, RouteReason.ROUND_ROBIN, 0.5, Fault.RESET)
+    rest = Attempt(2, "B", "1", 0, RouteReason.ROUND_ROBIN, 9.5, continued=True)
+    metrics.observe_receipt(receipt(attempts=(lost, rest)))
+    seen = samples(metrics)
+    assert seen['kvrelay_migrations_total{worker="B"}'] == 1
+    assert seen['kvrelay_attempts_failed_total{fault="reset",worker="A"}'] == 1
+
+
 def test_reports_of_the_router_are_counted() -> None:
     metrics = Metrics()
     metrics.count_report(Report("event_gap", "A"))

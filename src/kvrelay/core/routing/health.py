@@ -5,9 +5,10 @@ suspend the worker for a time that doubles with every relapse, whatever its prob
 and fails all requests must not flap, and neither must one whose engine is stuck. Client errors and back-pressure say
 nothing about health.
 
-After a suspension requests are let through as trials. As long as a trial has shown nothing there is no second one, and
-a trial that ends without having shown anything (its client left) costs another wait, so a stuck worker gets one request
-per suspension at most. A trial that reaches its first token lets the next one in; one that ends well ends the matter.
+After a suspension requests are let through as trials. As long as a trial has shown nothing there is no second one for
+half a minute, and a trial that ends without having shown anything (its client left) costs another wait, so a stuck
+worker gets one request per suspension at most. A trial that reaches its first token lets the next one in; one that ends
+well ends the matter.
 
 A client that leaves after a long wait for a worker that has given no sign of life since is a failure too: clients may
 have less patience than `first_byte_s`, and then a stuck engine would never be found out.
@@ -58,6 +59,7 @@ class Health:
         self._suspended_until: float | None = None
         self._sent: dict[str, None] = {}  # requests sent since the suspension: only they are news
         self._trial: str | None = None  # the one of them that has shown nothing yet
+        self._trial_until = 0.0
         self._sign_of_life_at = 0.0
 
     def change(self, *, failures_to_down: int, successes_to_up: int) -> None:
@@ -72,9 +74,10 @@ class Health:
     def standing(self, now: float) -> Standing:
         if not self.up:
             return Standing.DEAD if self._probe_failures >= self._failures_to_down else Standing.UNREACHED
-        if self._suspended_until is None or (now >= self._suspended_until and self._trial is None):
+        if self._suspended_until is None:
             return Standing.ROUTABLE
-        return Standing.SUSPENDED
+        on_trial = self._trial is not None and now < self._trial_until
+        return Standing.SUSPENDED if on_trial or now < self._suspended_until else Standing.ROUTABLE
 
     @property
     def steady(self) -> bool:
@@ -85,12 +88,13 @@ class Health:
     def suspended(self) -> bool:
         return self._suspended_until is not None
 
-    def dispatched(self, request_id: str) -> None:
+    def dispatched(self, now: float, request_id: str) -> None:
         """A request goes there; after a suspension it is a trial."""
-        if self._suspended_until is not None:
-            self._sent[request_id] = None
-            if self._trial is None:
-                self._trial = request_id
+        if self._suspended_until is None:
+            return
+        self._sent[request_id] = None
+        if self._trial is None or now >= self._trial_until:
+            self._trial, self._trial_until = request_id, now + _LONGEST_SUSPENSION_S
 
     def showed_life(self, now: float, request_id: str | None = None) -> None:
         """It computes: a first token of this request, or a KV event."""

@@ -24,9 +24,11 @@ class Retry:
         self._refilled_at = 0.0
 
     def change(self, *, attempts: int, budget_ratio: float) -> None:
-        """New limits from now on; what was saved stays."""
+        """New limits from now on; what was saved stays, unless nothing may be spent any more."""
         self._attempts = attempts
         self._budget_ratio = budget_ratio
+        if not budget_ratio:
+            self._saved = 0.0
 
     def first_attempt(self) -> None:
         self._saved = max(self._saved, min(_MOST_SAVED, self._saved + self._budget_ratio))

@@ -310,7 +310,7 @@ class Router:
         live.attempts.append(attempted)
         self._book(now, live, decision)
         worker = self._fleet.worker_at(decision.slot)
-        worker.health.dispatched(arrived.request_id)
+        worker.health.dispatched(now, arrived.request_id)
         self._fleet.refusals.dispatched(now, worker.id.name)
         if not worker.health.steady:
             self._fleet.changed()

@@ -37,8 +37,8 @@ COMPLETION_DEFAULT_TOKENS = 16  # what a completion without `max_tokens` gets of
 _DATA = b"data:"
 _DONE = b"[DONE]"
 _BOUNDARY = re.compile(rb"\r\n\r\n|\n\n")
-_IDS = re.compile(rb'("(?:prompt_)?token_ids":)\s*\[[^\]]*\]')  # inside a text it would have escaped quotes
-_PROMPT_IDS = re.compile(rb'("prompt_token_ids":)\s*\[[^\]]*\]')
+_IDS = re.compile(rb'(?<=token_ids":)\s*\[[^\]]*\]')  # inside a text the quote would be escaped
+_PROMPT_IDS = re.compile(rb'(?<="prompt_token_ids":)\s*\[[^\]]*\]')
 _NULL, _FALSE, _NOTHING = b"null", b"false", b"[]"
 
 # Members that make an answer which nobody else could continue unseen, and the values with which they do not.
@@ -292,9 +292,9 @@ class StreamFollower:
         if silent:
             return b""
         if self._asks_ids:
-            event = _IDS.sub(rb"\1null", event)
+            event = _IDS.sub(_NULL, event)
         elif self._joining:
-            event = _PROMPT_IDS.sub(rb"\1null", event)
+            event = _PROMPT_IDS.sub(_NULL, event)
         return self._joined(event, chunk, repeats_role=repeats_role) if self._joining else event
 
     def _is_workers_failure(self, error: Any) -> bool:
