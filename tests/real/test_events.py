@@ -72,6 +72,14 @@ async def claimed(watch: Watched, *prompts: list[int]) -> list[int]:
     return [await watch.matched_of({"model": MODEL_NAME, "prompt": prompt}) for prompt in prompts]
 
 
+async def until_claimed(watch: Watched, prompt: list[int]) -> None:
+    """The last event of what went before has arrived."""
+    deadline = time.monotonic() + 30
+    while await claimed(watch, prompt) != [HIT_TOKENS]:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
 async def next_seq(watch: Watched) -> int:
     """Once the index has everything that was published so far."""
     await watch.until_live()
@@ -160,6 +168,7 @@ async def test_evictions_are_followed_and_so_are_the_claims(small: VllmWorker) -
     ):
         await watch.until_live()
         await complete(watch.gateway.url, *prompts)
+        await until_claimed(watch, prompts[-1])
         await watch.until(lambda: watch.census() == agent.agent.ranks()[0].census)
         removed = watch.gateway.status().workers[0].events["removed"]
         assert removed >= 12 * 8 - 39 and watch.target().index_blocks["gpu"] <= 39
@@ -178,6 +187,7 @@ async def test_a_snapshot_tells_a_late_router_what_is_left_after_evictions(small
         config = WorkerConfig(url=small.url, name="a", replay="none", agent=agent.endpoint)
         async with watching(config) as watch:
             await watch.until_live()
+            await until_claimed(watch, prompts[-1])
             await watch.until(lambda: watch.census() == agent.agent.ranks()[0].census)
             assert watch.reports()["snapshot_restored"] == 1
             assert await claimed(watch, prompts[-1], prompts[0]) == [HIT_TOKENS, 0]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from kvrelay.core.contract.keys import Keyer
-from kvrelay.core.index.approximate import Approximate
 from kvrelay.core.index.replica import Replica
 from kvrelay.core.index.residency import Residency
 from kvrelay.core.model.events import BlocksRemoved, BlocksStored
@@ -53,17 +52,3 @@ def test_memory_is_flat_while_two_million_blocks_pass_and_the_live_count_is_righ
     assert index.size() == len(live) * CHAIN_BLOCKS == LIVE_BLOCKS
     assert index.census(slot) == replica.census()
     index.check()
-
-
-@pytest.mark.covers("S41")
-def test_guesses_without_events_are_bounded_however_many_prompts_pass() -> None:
-    index = Residency(Keyer(b"k"))
-    slot = index.add_holder(SIZE)
-    guesses = Approximate(index, slot, max_blocks=LIVE_BLOCKS, ttl_s=1e9)
-    keyer, warm_mb = Keyer(b"k"), 0.0
-    for n in range(400):
-        tokens = np.arange(n * CHAIN_BLOCKS * SIZE, (n + 1) * CHAIN_BLOCKS * SIZE, dtype=np.uint32)
-        guesses.served(float(n), keyer.prompt_keys(tokens, SIZE))
-        if n == 40:
-            warm_mb = resident_mb()
-    assert index.size() <= LIVE_BLOCKS and resident_mb() - warm_mb < GROWTH_MB

@@ -223,10 +223,11 @@ def test_a_large_snapshot_is_applied_in_steps():
     assert rig.is_true() and rig.target.index_blocks["gpu"] == 1800
 
 
-def test_the_word_of_an_agent_nobody_expects_is_counted_and_changes_nothing():
+def test_the_word_of_an_agent_about_events_that_nobody_follows_changes_nothing():
     rig = Rig()
-    rig.join("a")
-    assert rig.step(AgentHeartbeat(A, 0, 7, Census(), True))[0].kind == "event_late"
+    rig.join("a", sends_events=False, has_agent=True)
+    assert rig.step(AgentHeartbeat(A, 0, 7, Census(), True)) == ()
+    assert rig.step(AgentHeartbeat(WorkerId("a", "gone"), 0, 7, Census(), True))[0].kind == "event_late"
 
 
 class LossyEvents(RuleBasedStateMachine):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import urllib.request
 from collections.abc import AsyncIterator
 
+import aiohttp
 import pytest
 
 from kvrelay.core.model.units import IndexState
@@ -105,6 +107,7 @@ async def test_a_gap_larger_than_the_replay_buffer_is_mended_by_the_agent(forget
         proxy.do("drop 1-12")
         await complete(forgetful.url, *range(2, 16))
         await watch.until(lambda: watch.reports().get("snapshot_restored"))
+        await watch.until(lambda: watch.target().next_event_seq == 15)
         await watch.until(lambda: watch.census() == agent.agent.ranks()[0].census)
         assert watch.target().index_state is IndexState.LIVE and "event_gap_lost" not in watch.reports()
         assert await watch.matched(15) == BLOCKS * SIZE, "stored during the gap or after it"
@@ -207,6 +210,28 @@ async def test_an_agent_serves_no_snapshot_of_a_worker_that_is_gone() -> None:
             await watch.until(lambda: not watch.gateway.router._keeper._give_up_at)
             assert watch.target().index_blocks["gpu"] == 0
             assert watch.target().index_state is IndexState.INCOMPLETE
+
+
+async def test_a_worker_added_while_running_may_have_an_agent() -> None:
+    async with MockFleet([MockSpec(name="a", replay="none")]) as mocks:
+        url = mocks.workers[0].url
+        async with AgentHost(WorkerConfig(url=url), interval_s=0.1) as agent, watching() as watch:
+            admin = f"{watch.gateway.admin_url}/admin/workers"
+            assert "tcp://HOST:PORT or ipc://PATH" in await _post(admin, {"url": url, "agent": "127.0.0.1:5600"})
+            while not any(rank.whole for rank in agent.agent.ranks()):  # from the next clear on it knows everything
+                await asyncio.to_thread(_reset, url)
+                await complete(url, 1)
+            added = json.loads(await _post(admin, {"url": url, "name": "a", "agent": agent.endpoint}))
+            assert added["agent"]["endpoint"] == agent.endpoint
+            await watch.until(lambda: watch.target().index_state is IndexState.LIVE)
+            await watch.until(lambda: watch.census() == agent.agent.ranks()[0].census)
+            assert await watch.matched(1) == BLOCKS * SIZE
+
+
+async def _post(url: str, body: dict[str, str]) -> str:
+    """Whatever the answer says, refusals included."""
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+        return await answer.text()
 
 
 async def test_what_is_wrong_with_an_agent_is_named() -> None:

@@ -154,8 +154,10 @@ class Keeper:
     def heartbeat(self, now: float, event: AgentHeartbeat) -> tuple[Effect, ...]:
         """The agent knows newer events than we have, or counts other blocks: what is missing here is asked for."""
         target = self._fleet.target(event.worker, event.rank)
-        if target is None or target.sequence is None or target.agent is None:
+        if target is None:
             return self._late(event.worker)
+        if target.sequence is None or target.agent is None:
+            return ()  # its events are switched off here, so there is nothing to be compared
         sequence, name = target.sequence, target.id.worker.name
         if target.agent.names_lost_tail(now, event, sequence):
             lost = Report("event_tail_lost", name, f"rank {event.rank}: {sequence.next_seq} to {event.last_seq}")

@@ -56,7 +56,8 @@ class AgentLink:
         self._heard_at: float | None = None
         self._listening_since = around.clock()
         self._first_beat = asyncio.Event()
-        self._complaint: str | None = None
+        self._complaint: str | None = None  # about the last message
+        self._problem_said = False
         self._socket = zmq.asyncio.Socket(around.sockets, zmq.SUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RCVHWM, 100)
@@ -79,7 +80,7 @@ class AgentLink:
             try:
                 self._heard(frames)
             except wire.AgentMessageError as error:
-                self._complain(str(error))
+                self._complaint = str(error)
 
     async def snapshot(self, effect: RequestSnapshot) -> None:
         """Feeds SnapshotArrived or SnapshotUnavailable."""
@@ -101,6 +102,17 @@ class AgentLink:
             blocks={} if beat is None else {rank.rank: rank.blocks for rank in beat.ranks},
             problem=self._problem(),
         )
+
+    def tell_problem(self) -> None:
+        """Logs it when something begins to be wrong, and when it is right again."""
+        problem = self._problem()
+        if (problem is not None) == self._problem_said:
+            return
+        self._problem_said = problem is not None
+        if problem is not None:
+            _log.warning("agent_unusable worker=%s agent=%s: %s", self._name, self._endpoint, problem)
+        else:
+            _log.info("agent_usable worker=%s agent=%s", self._name, self._endpoint)
 
     # --- heartbeats ----------------------------------------------------------------------------------------------
 
@@ -135,11 +147,6 @@ class AgentLink:
         if self._beat is not None and worker is not None and not self._speaks_of_this_life(self._beat.incarnation):
             return f"it watches another process ({self._beat.incarnation}) than the worker ({worker.incarnation})"
         return None
-
-    def _complain(self, complaint: str) -> None:
-        if complaint != self._complaint:
-            _log.warning("agent_unusable worker=%s agent=%s: %s", self._name, self._endpoint, complaint)
-        self._complaint = complaint
 
     # --- snapshots -----------------------------------------------------------------------------------------------
 

@@ -257,6 +257,8 @@ class WorkerWatch:
     # --- whether it lives, and its load ------------------------------------------------------------------------
 
     async def _probe(self) -> None:
+        if self._agent is not None:
+            self._agent.tell_problem()
         try:
             if self._worker is None:
                 await self._describe()
