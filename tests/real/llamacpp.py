@@ -32,14 +32,14 @@ def installed() -> Engine:
     cache.mkdir(parents=True, exist_ok=True)
     python, model, log = cache / "venv/bin/python", cache / "tiny.gguf", cache / "install.log"
     if not (cache / "installed").exists():
-        _run([sys.executable, "-m", "venv", str(cache / "venv")], log)
-        _run([str(python), "-m", "pip", "install", "-q", *REQUIREMENTS], log)
-        _run([str(python), str(Path(__file__).with_name("make_gguf.py")), str(model)], log)
+        run_logged([sys.executable, "-m", "venv", str(cache / "venv")], log)
+        run_logged([str(python), "-m", "pip", "install", "-q", *REQUIREMENTS], log)
+        run_logged([str(python), str(Path(__file__).with_name("make_gguf.py")), str(model)], log)
         (cache / "installed").touch()
     return Engine(python, model)
 
 
-def _run(command: list[str], log: Path) -> None:
+def run_logged(command: list[str], log: Path) -> None:
     with log.open("ab") as output:
         code = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
     if code:
