@@ -18,7 +18,8 @@ demo: $(STAMP)
 test: lint chromium
 	$(BIN)/python -m pytest -m "not real"
 
-# Against real vLLM and llama.cpp on CPU. The first run installs each into a cache of its own (some minutes, 3.6 GB).
+# Against real vLLM, llama.cpp and SGLang's cache on CPU. The first run installs each into a cache of its own (some minutes,
+# 3.8 GB).
 test-real: $(STAMP)
 	$(BIN)/python -m pytest -m real tests/real
 

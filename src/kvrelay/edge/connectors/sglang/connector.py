@@ -1,7 +1,8 @@
 """SGLang behind the connector's outline.
 
-What the servers do, read in the packages of 0.5.19 to 0.5.23 (none of them runs without a GPU toolchain, so the tests
-hold this against frames that their own classes encoded and pages laid out as their sources do):
+What the servers do, read in the packages of 0.5.19 to 0.5.23. None of them runs without a GPU toolchain, so metrics and
+answers are held against pages laid out as their sources do; events against what their own classes encoded, and against
+the radix cache, recorder and publisher of 0.5.23, which do run (`tests/real/test_sglang.py`).
 
 - `/server_info` (before: `/get_server_info`) is the resolved configuration with `version`, `page_size`, `dp_size`,
   `kv_events_config` (the flag's JSON text) and `kv_events` (the publisher as routers may dial it, or null).
