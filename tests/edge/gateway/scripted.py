@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -49,9 +50,15 @@ class ScriptedWorker:
     """Looks like a vLLM server without events. `script` answers everything but the paths that describe it."""
 
     def __init__(
-        self, name: str, script: Callable[[Exchange], None] = answer, *, holds_bytes: int | None = None
+        self,
+        name: str,
+        script: Callable[[Exchange], None] = answer,
+        *,
+        holds_bytes: int | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """`holds_bytes`: the script gets a longer body as an `upload`."""
+        self.tls = tls
         self.name = name
         self._holds_bytes = holds_bytes
         self.script = script
@@ -64,7 +71,7 @@ class ScriptedWorker:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
         if self._server is not None:
@@ -75,6 +82,7 @@ class ScriptedWorker:
             port=self.port,
             limits=HttpLimits(),
             held_at_most=lambda path, headers: self._holds_bytes,
+            ssl=self.tls,
         )
         self.port = self._server.port
 

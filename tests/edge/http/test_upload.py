@@ -303,8 +303,9 @@ async def test_an_upload_waits_for_its_turn() -> None:
 
     server = await start_server(handle, host="127.0.0.1", port=0, limits=LIMITS, held_at_most=lambda p, h: 100)
     reader, writer = await connect(server.port)
-    writer.write(b"GET /first HTTP/1.1\r\nHost: x\r\n\r\n" + with_length(BODY) + LAST)
+    writer.write(b"GET /first HTTP/1.1\r\nHost: x\r\n\r\n" + with_length(BODY)[:2000])
     await until(lambda: first)
+    writer.write(with_length(BODY)[2000:] + LAST)
     await asyncio.sleep(0.05)
     assert taker.exchanges == []
     first[0].respond(200, (), b"one")
