@@ -80,7 +80,7 @@ class ScriptedWorker:
             self._handle,
             host="127.0.0.1",
             port=self.port,
-            limits=HttpLimits(),
+            limits=HttpLimits(streamed_body_bytes=2**30),
             held_at_most=lambda path, headers: self._holds_bytes,
             ssl=self.tls,
         )

@@ -241,6 +241,7 @@ class AttemptFailed(Struct, frozen=True):
 
     `relayed`: bytes of its answer went to the client already, so from here on nothing may be retried; `rest` says
     whether the remainder could come from another worker (None: the host did not follow the stream).
+    `whole`: the client has all of it, to its end: an error that was too long to be kept back.
     `body_spent`: its body was passed on as it came, so nobody has it any more to send it again.
     """
 
@@ -252,6 +253,7 @@ class AttemptFailed(Struct, frozen=True):
     detail: str = ""
     relayed: bool = False
     rest: CanGoOn | CannotGoOn | None = None
+    whole: bool = False
     body_spent: bool = False
 
 

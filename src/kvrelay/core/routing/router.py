@@ -518,6 +518,8 @@ class Router:
         """No further attempt: the client learns what happened, in the form that is still possible."""
         status, reason, http_status = _verdict(event.fault)
         request_id = live.arrived.request_id
+        if event.whole:
+            return self._end(now, live, status, event.http_status, failure_reason=reason)
         if event.relayed:
             if event.fault in _ANSWERED:  # or so it would have been before the client got a part of it
                 status, reason = Status.WORKER_LOST, _WORKER_LOST

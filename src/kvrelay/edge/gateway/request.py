@@ -457,10 +457,12 @@ class ClientRequest:
             self._ask_as_sent()
             return
         if is_for_router(self._status) or (self._gave_up and self._holding):
-            if not self._holding:  # it was too long to be kept back, so the client has it all
+            whole = not self._holding  # it was too long to be kept back
+            if whole:
                 self._exchange.finish(self._trailers)
             fault = Fault.BACK_PRESSURE if self._status in BACK_PRESSURE_STATUS else Fault.SERVER_ERROR
-            self._fail(fault, "", http_status=self._status, retry_after=retry_after_s(self._upstream_headers))
+            hint_s = retry_after_s(self._upstream_headers)
+            self._fail(fault, "", http_status=self._status, retry_after=hint_s, whole=whole)
             return
         rest = b"".join(self._held) if self._filter is None or self._holding else self._filter.rest()
         if self._followed:
@@ -616,7 +618,13 @@ class ClientRequest:
         return self._route.connector.usage_from_body(b"".join(self._counted))
 
     def _fail(
-        self, fault: Fault, detail: str, *, http_status: int | None = None, retry_after: float | None = None
+        self,
+        fault: Fault,
+        detail: str,
+        *,
+        http_status: int | None = None,
+        retry_after: float | None = None,
+        whole: bool = False,
     ) -> None:
         body_spent = self._body_relay is not None and self._body_relay.spent
         if body_spent:
@@ -631,6 +639,7 @@ class ClientRequest:
                 detail=detail,
                 relayed=self._relaying,
                 rest=self._rest(),
+                whole=whole,
                 body_spent=body_spent,
             )
         )
