@@ -14,7 +14,7 @@ from tests.cli.serving import asking, eventually, serving, write_config
 from tests.edge.gateway.scripted import EVENT_STREAM, ScriptedWorker, chunk, hang, token_body
 
 ONE, TWO = "processes = 1", "processes = 2"
-both = pytest.mark.parametrize("processes", [ONE])
+both = pytest.mark.parametrize("processes", [ONE, TWO])
 
 
 class Streaming(ScriptedWorker):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import signal
@@ -17,12 +16,15 @@ import typer
 from kvrelay.cli import messages
 from kvrelay.cli.gateway_flags import config_reader
 from kvrelay.edge.gateway.gateway import Gateway, UnsafeListener
+from kvrelay.edge.group.group import Group
 from kvrelay.edge.observe.logs import log_to
 from kvrelay.edge.system.config import Config, ConfigError
+from kvrelay.edge.system.event_loop import calm_the_collector, loop_factory
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+Serving = Gateway | Group
 EPILOG = "Example: kvrelay serve --worker http://127.0.0.1:8100 --worker http://127.0.0.1:8101 --policy cache_load"
 
 
@@ -57,7 +59,7 @@ def serve(
 def run(config: Config, read: Callable[[], Config], *, as_json: bool) -> None:
     """Until a signal; ends the process with a message when the gateway cannot start."""
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(config, read, as_json))
     except UnsafeListener as problem:
         messages.fail(messages.unsafe_listener(str(problem)))
@@ -66,10 +68,10 @@ def run(config: Config, read: Callable[[], Config], *, as_json: bool) -> None:
 
 
 async def _serve(config: Config, read: Callable[[], Config], as_json: bool) -> None:
-    gateway = Gateway(config)
+    gateway: Serving = Gateway(config) if config.gateway.processes == 1 else Group(config)
     stopping, reloading = _on_stop_signals(), _on_reload_signal()
     async with gateway:
-        _calm_the_collector()
+        calm_the_collector()
         messages.say(messages.gateway_ready(gateway.url, gateway.admin_url, config, seed=gateway.seed))
         if as_json:
             ready = {"url": gateway.url, "admin_url": gateway.admin_url, "pid": os.getpid()}
@@ -82,7 +84,7 @@ async def _serve(config: Config, read: Callable[[], Config], as_json: bool) -> N
         await _drain_until_second_signal(gateway, stopping)
 
 
-async def _reload_on_signal(gateway: Gateway, read: Callable[[], Config], asked: asyncio.Event) -> None:
+async def _reload_on_signal(gateway: Serving, read: Callable[[], Config], asked: asyncio.Event) -> None:
     """One reload after the other; a signal that comes during one leads to one more."""
     while True:
         await asked.wait()
@@ -99,33 +101,26 @@ async def _reload_on_signal(gateway: Gateway, read: Callable[[], Config], asked:
             messages.say(messages.config_reloaded(gateway.config_state.generation, needs_restart))
 
 
-def _say_refused(gateway: Gateway, problem: Exception, message: str) -> None:
+def _say_refused(gateway: Serving, problem: Exception, message: str) -> None:
     gateway.config_state.refused(str(problem))
     messages.say(messages.config_not_reloaded(message, gateway.config_state.generation))
 
 
-async def _drain_until_second_signal(gateway: Gateway, stopping: asyncio.Semaphore) -> None:
+async def _drain_until_second_signal(gateway: Serving, stopping: asyncio.Semaphore) -> None:
     draining = asyncio.ensure_future(gateway.drain())
     impatient = asyncio.ensure_future(stopping.acquire())
     await asyncio.wait((draining, impatient), return_when=asyncio.FIRST_COMPLETED)
     if draining.done():
         cut = draining.result()
     else:
-        cut = len(gateway.host.requests)
+        draining.cancel()
         _leave_signals_to_the_system()
+        cut = await gateway.cut_short()
     if cut:
         messages.say(messages.gateway_cut(cut))
     for waiting in (draining, impatient):
         waiting.cancel()
     await asyncio.gather(draining, impatient, return_exceptions=True)
-
-
-def _calm_the_collector() -> None:
-    """Collecting as often as Python does by default finds nothing here (the request path makes no cycles, the index
-    holds no containers) and costs a third of the CPU time. It still runs, for what libraries and errors leave."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 def _on_stop_signals() -> asyncio.Semaphore:
@@ -149,12 +144,3 @@ def _leave_signals_to_the_system() -> None:
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.remove_signal_handler(number)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop

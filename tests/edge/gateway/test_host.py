@@ -90,7 +90,7 @@ def hosting(effects: dict[type[Event], tuple[Effect, ...]]) -> Iterator[tuple[Ro
         router,  # type: ignore[arg-type]
         clock=monotonic_s,
         metrics=Metrics(),
-        receipts=ReceiptLog(None),
+        receipts=ReceiptLog(),
         replay=replays.append,
         snapshot=replays.append,
     )

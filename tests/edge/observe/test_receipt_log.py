@@ -13,7 +13,7 @@ import pytest
 
 from kvrelay.edge.observe import receipt_log
 from kvrelay.edge.observe.receipt_file import BadReceipt, read_receipts
-from kvrelay.edge.observe.receipt_log import ReceiptLog
+from kvrelay.edge.observe.receipt_log import ReceiptLog, receipt_file
 from tests.edge.observe.samples import receipt
 
 
@@ -23,7 +23,7 @@ def ids(path: Path) -> list[str]:
 
 def test_what_was_written_is_in_the_file_after_close(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "receipts.jsonl"
-    log = ReceiptLog(path)
+    log = ReceiptLog(receipt_file(path, rotate_mb=64, keep=8))
     for number in range(500):
         log.write(receipt(f"r-{number}"))
     log.close()
@@ -33,7 +33,7 @@ def test_what_was_written_is_in_the_file_after_close(tmp_path: Path) -> None:
 
 
 def test_a_receipt_is_in_the_file_soon_without_any_close(tmp_path: Path) -> None:
-    log = ReceiptLog(tmp_path / "r.jsonl")
+    log = ReceiptLog(receipt_file(tmp_path / "r.jsonl", rotate_mb=64, keep=8))
     log.write(receipt("a"))
     deadline = time.monotonic() + 5
     while not ids(tmp_path / "r.jsonl") and time.monotonic() < deadline:
@@ -44,7 +44,7 @@ def test_a_receipt_is_in_the_file_soon_without_any_close(tmp_path: Path) -> None
 
 def test_an_existing_file_is_continued(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        log = ReceiptLog(tmp_path / "r.jsonl")
+        log = ReceiptLog(receipt_file(tmp_path / "r.jsonl", rotate_mb=64, keep=8))
         log.write(receipt(name))
         log.close()
     assert ids(tmp_path / "r.jsonl") == ["a", "b"]
@@ -52,7 +52,7 @@ def test_an_existing_file_is_continued(tmp_path: Path) -> None:
 
 def test_rotation_keeps_whole_lines_and_the_stated_number_of_files(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    log = ReceiptLog(path, rotate_mb=1, keep=2)
+    log = ReceiptLog(receipt_file(path, rotate_mb=1, keep=2))
     padding = "x" * 100_000
     for number in range(45):
         log.write(receipt(f"{number}", session_id=padding))
@@ -64,7 +64,7 @@ def test_rotation_keeps_whole_lines_and_the_stated_number_of_files(tmp_path: Pat
 
 
 def test_nothing_kept_still_bounds_the_file(tmp_path: Path) -> None:
-    log = ReceiptLog(tmp_path / "r.jsonl", rotate_mb=1, keep=0)
+    log = ReceiptLog(receipt_file(tmp_path / "r.jsonl", rotate_mb=1, keep=0))
     for number in range(30):
         log.write(receipt(f"{number}", session_id="x" * 100_000))
     log.close()
@@ -78,7 +78,7 @@ def test_a_rotation_that_fails_costs_its_receipts_and_not_those_after_it(
     caplog.set_level(logging.ERROR, "kvrelay")
     path, in_the_way = tmp_path / "r.jsonl", tmp_path / "r.jsonl.1"
     in_the_way.mkdir()
-    log = ReceiptLog(path, rotate_mb=1, keep=1)
+    log = ReceiptLog(receipt_file(path, rotate_mb=1, keep=1))
     for number in range(12):
         log.write(receipt(f"{number}", session_id="x" * 100_000))
         log.flush()
@@ -90,7 +90,7 @@ def test_a_rotation_that_fails_costs_its_receipts_and_not_those_after_it(
 
 def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    log = ReceiptLog(path)
+    log = ReceiptLog(receipt_file(path, rotate_mb=64, keep=8))
     log.write(receipt("a"))
     log.flush()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -108,7 +108,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
 
 
 def test_the_last_receipts_are_in_memory_newest_first() -> None:
-    log = ReceiptLog(None, recent=3)
+    log = ReceiptLog(recent=3)
     for name in "abcde":
         log.write(receipt(name))
     assert [one.request_id for one in log.recent(2)] == ["e", "d"]
@@ -127,7 +127,7 @@ def test_a_disk_that_does_not_keep_up_costs_receipts_and_says_so(
     monkeypatch.setattr(
         receipt_log._RotatedFile, "append", lambda self, lines: (stuck.wait(10), append(self, lines))[0]
     )
-    log = ReceiptLog(tmp_path / "r.jsonl")
+    log = ReceiptLog(receipt_file(tmp_path / "r.jsonl", rotate_mb=64, keep=8))
     with caplog.at_level(logging.ERROR):
         for number in range(50):
             log.write(receipt(str(number)))
@@ -141,7 +141,7 @@ def test_a_disk_that_does_not_keep_up_costs_receipts_and_says_so(
 
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    log = ReceiptLog(path)
+    log = ReceiptLog(receipt_file(path, rotate_mb=64, keep=8))
     log.write(receipt("a"))
     log.close()
     with path.open("a") as file:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -29,6 +30,8 @@ from kvrelay.edge.fleet.view import Access, Upstream, WorkerView
 from kvrelay.edge.fleet.watch import WorkerWatch
 from kvrelay.edge.http.tls import client_context
 from kvrelay.edge.system.config import Config, WorkerConfig
+
+SETTLE_POLL_S = 0.02
 
 
 class UnknownWorker(LookupError):
@@ -57,8 +60,11 @@ class Fleet:
         feed: Callable[[Event], None],
         clock: Callable[[], float],
         observer: FleetObserver | None = None,
+        workers: Sequence[WorkerConfig] | None = None,
     ) -> None:
+        """It begins with `workers`, or with those that the settings name."""
         self._settings = settings
+        self._at_start = settings.workers if workers is None else workers
         self._feed = feed
         self._clock = clock
         self._observer = observer or NoObserver()
@@ -80,7 +86,7 @@ class Fleet:
             observer=self._observer,
             interval_s=health.interval_s,
         )
-        for worker in self._settings.workers:
+        for worker in self._at_start:
             await self.add(worker)
 
     async def stop(self) -> None:
@@ -126,6 +132,15 @@ class Fleet:
         if health.timeout_s != self._settings.health.timeout_s:
             self._old_sessions.append(self._around.session)  # questions under way still need it
             self._around.session = question_session(health.timeout_s)
+
+    async def settled(self, within_s: float) -> bool:
+        """Whether every worker has been asked once and has answered or failed, within that time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not all(watch.was_probed for watch in self._watches.values()):  # noqa: ASYNC110  rare and short
+                    await asyncio.sleep(SETTLE_POLL_S)
+                return True
+        return False
 
     async def add(self, worker: WorkerConfig) -> None:
         """Raises WorkerExists, OSError when a file of its cannot be read, ValueError when its CA file is none."""

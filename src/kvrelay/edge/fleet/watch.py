@@ -87,6 +87,10 @@ class WorkerWatch:
         self._spawn(self._every_interval(self._probe))
         self._spawn(self._every_interval(self._scrape))
 
+    @property
+    def was_probed(self) -> bool:
+        return self._last_probe_ok is not None
+
     def change_access(self, access: Access) -> None:
         """Its key or its authorities were changed; for requests and questions from now on."""
         if access.headers == self._access.headers and access.tls is self._access.tls:

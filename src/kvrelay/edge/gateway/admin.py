@@ -24,8 +24,9 @@ from kvrelay.edge.fleet.view import WorkerView
 from kvrelay.edge.gateway.auth import AdminToken
 from kvrelay.edge.gateway.heads import SECOND_SESSION_HEADER
 from kvrelay.edge.gateway.openai import read_body
+from kvrelay.edge.gateway.safety import UnsafeListener
 from kvrelay.edge.gateway.scoring import prompt_at_once, prompt_in_time
-from kvrelay.edge.system.config import WorkerConfig
+from kvrelay.edge.system.config import Config, WorkerConfig
 from kvrelay.edge.system.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 WORKER_MEMBERS = frozenset(("url", "name", "model", "events", "replay", "topic", "block_size", "agent", "adapter"))
 SECOND_HEADER = SECOND_SESSION_HEADER.decode()
 MAX_RECEIPTS = 1000
+CONFIG_PATH = "/process/config"
 _DECIMAL = re.compile("[0-9]{1,9}")  # of what `isdigit` calls digits, `int` reads only some, and not too many of them
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -55,6 +57,8 @@ class Admin:
 
     def app(self, max_body_bytes: int) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=max_body_bytes)
+        if self._gateway.is_one_of_several:
+            app.add_routes([web.put(CONFIG_PATH, self._take_config)])
         app.add_routes(
             [
                 web.get("/metrics", self._metrics),
@@ -79,22 +83,22 @@ class Admin:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Answer) -> web.StreamResponse:
         """Callers need the token if there is one. Browsers send `Origin`: no web page may reach a port on loopback."""
-        if "Origin" in request.headers and request.headers["Origin"].partition("://")[2] != request.host:
-            return _problem(403, "requests from other web pages are not answered")
+        if not admits_origin(request):
+            return problem_response(403, "requests from other web pages are not answered")
         if not self.token.admits(request.headers.get("Authorization")):
-            return _problem(401, "the admin port wants its token (Authorization: Bearer TOKEN)")
+            return problem_response(401, "the admin port wants its token (Authorization: Bearer TOKEN)")
         try:
             return await handler(request)
         except web.HTTPMethodNotAllowed as problem:
             allowed = ", ".join(sorted(problem.allowed_methods))
-            return _problem(405, f"{problem.method} is not answered at `{request.path}`; legal: {allowed}")
+            return problem_response(405, f"{problem.method} is not answered at `{request.path}`; legal: {allowed}")
         except web.HTTPException as problem:
             if problem is request.match_info.http_exception:
-                return _problem(problem.status, f"no such path: `{request.path}`; paths: {_paths(request.app)}")
-            return _problem(problem.status, problem.text or problem.reason)
+                return problem_response(problem.status, f"no such path: `{request.path}`; paths: {_paths(request.app)}")
+            return problem_response(problem.status, problem.text or problem.reason)
         except UnknownWorker as problem:
             known = ", ".join(self._gateway.fleet.names()) or "none"
-            return _problem(404, f"no worker is called `{problem.args[0]}`; known: {known}")
+            return problem_response(404, f"no worker is called `{problem.args[0]}`; known: {known}")
 
     # --- state -------------------------------------------------------------------------------------------------------
 
@@ -132,15 +136,15 @@ class Admin:
         members = await _object(request)
         unknown = sorted(set(members) - WORKER_MEMBERS)
         if unknown:
-            return _problem(400, f"unknown member `{unknown[0]}`; known: {', '.join(sorted(WORKER_MEMBERS))}")
+            return problem_response(400, f"unknown member `{unknown[0]}`; known: {', '.join(sorted(WORKER_MEMBERS))}")
         try:
             worker = WorkerConfig.model_validate(members)
             await self._gateway.fleet.add(worker)
         except ValidationError as problem:
             first = problem.errors(include_url=False)[0]
-            return _problem(400, f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}")
+            return problem_response(400, f"`{'.'.join(map(str, first['loc']))}`: {first['msg']}")
         except WorkerExists as problem:
-            return _problem(409, f"that name or URL is taken: {problem}")
+            return problem_response(409, f"that name or URL is taken: {problem}")
         return _json(self._worker_of(self._gateway.fleet.view(worker.name), {}), status=201)
 
     async def _remove_worker(self, request: web.Request) -> web.Response:
@@ -159,7 +163,7 @@ class Admin:
         try:
             await self._gateway.fleet.reset(name)
         except (WorkerUnreachable, WorkerAnswerUnusable) as problem:
-            return _problem(502, f"`{name}` kept its cache: {problem}")
+            return problem_response(502, f"`{name}` kept its cache: {problem}")
         return _json({"worker": name, "done": "reset"})
 
     async def _policy(self, request: web.Request) -> web.Response:
@@ -170,14 +174,14 @@ class Admin:
         try:
             wanted = msgspec.json.decode(await request.read(), type=Policy)
         except UNREADABLE as problem:
-            return _problem(400, f'expected {{"policy": NAME}} and perhaps "scorer": {problem}')
+            return problem_response(400, f'expected {{"policy": NAME}} and perhaps "scorer": {problem}')
         if wanted.policy not in POLICIES:
-            return _problem(400, f"unknown policy `{wanted.policy}`; known: {', '.join(POLICIES)}")
+            return problem_response(400, f"unknown policy `{wanted.policy}`; known: {', '.join(POLICIES)}")
         if wanted.scorer is not None and wanted.scorer not in SCORERS:
-            return _problem(400, f"unknown scorer `{wanted.scorer}`; known: {', '.join(SCORERS)}")
+            return problem_response(400, f"unknown scorer `{wanted.scorer}`; known: {', '.join(SCORERS)}")
         in_name_only = self._why_not(wanted.policy)
         if in_name_only is not None:
-            return _problem(409, in_name_only)
+            return problem_response(409, in_name_only)
         self._gateway.host.feed(PolicyChanged(wanted.policy, wanted.scorer))
         return await self._policy(request)
 
@@ -189,6 +193,14 @@ class Admin:
         if any(target.index_state is not IndexState.UNUSABLE for target in targets):
             return None
         return f"`{policy}` needs an index, and of no worker anything can match: {targets[0].index_problem}"
+
+    async def _take_config(self, request: web.Request) -> web.Response:
+        """From the group, which has read and checked it; reached through a private socket only."""
+        try:
+            needs_restart = await self._gateway.reload(Config.model_validate_json(await request.read()))
+        except (UnsafeListener, OSError, ValueError) as problem:
+            return problem_response(400, str(problem))
+        return _json({"needs_restart": needs_restart})
 
     # --- requests and sessions ---------------------------------------------------------------------------------------
 
@@ -218,14 +230,16 @@ class Admin:
         asked = request.query.get("limit", "100")
         limit = int(asked) if _DECIMAL.fullmatch(asked) else 0
         if not 1 <= limit <= MAX_RECEIPTS:
-            return _problem(400, f"`limit` is `{asked}`; legal: 1 to {MAX_RECEIPTS}")
+            return problem_response(400, f"`limit` is `{asked}`; legal: 1 to {MAX_RECEIPTS}")
         return _json({"receipts": self._gateway.receipts.recent(limit)})
 
     async def _receipt(self, request: web.Request) -> web.Response:
         request_id = request.match_info["request_id"]
         receipt = self._gateway.receipts.get(request_id)
         if receipt is None:
-            return _problem(404, f"no receipt of `{request_id}` among the last ones; older ones are in the file")
+            return problem_response(
+                404, f"no receipt of `{request_id}` among the last ones; older ones are in the file"
+            )
         return _json(receipt)
 
     async def _sessions(self, request: web.Request) -> web.Response:
@@ -244,9 +258,14 @@ class Admin:
         session_id = request.match_info["session_id"]
         host = self._gateway.host
         if not host.router.has_session(host.clock(), session_id):
-            return _problem(404, f"no session `{session_id}` is bound or has a turn under way")
+            return problem_response(404, f"no session `{session_id}` is bound or has a turn under way")
         host.feed(SessionClosed(session_id))
         return _json({"closed": session_id})
+
+
+def admits_origin(request: web.Request) -> bool:
+    """Browsers send `Origin`: no web page but our own may reach a port on loopback."""
+    return "Origin" not in request.headers or request.headers["Origin"].partition("://")[2] == request.host
 
 
 def _paths(app: web.Application) -> str:
@@ -287,5 +306,5 @@ def _json(value: Any, *, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
 
 
-def _problem(status: int, message: str) -> web.Response:
+def problem_response(status: int, message: str) -> web.Response:
     return _json({"error": {"message": message, "code": status}}, status=status)

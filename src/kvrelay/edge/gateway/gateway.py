@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from kvrelay import __version__
 from kvrelay.core.model.effects import RequestReplay, RequestSnapshot
-from kvrelay.core.model.events import DrainStarted, Event, SettingsChanged, WorkerJoined
+from kvrelay.core.model.events import DrainStarted, Event, PolicyChanged, SettingsChanged, WorkerJoined
 from kvrelay.core.routing.router import Router
 from kvrelay.core.routing.settings import RouterSettings
 from kvrelay.core.routing.status import RouterStatus
@@ -31,12 +32,14 @@ from kvrelay.edge.gateway.app import DataPort
 from kvrelay.edge.gateway.auth import AdminToken, Tenants
 from kvrelay.edge.gateway.heads import Route, make_route
 from kvrelay.edge.gateway.host import RouterHost
+from kvrelay.edge.gateway.place import Place
 from kvrelay.edge.gateway.request import Surroundings
+from kvrelay.edge.gateway.safety import UnsafeListener, refuse_unsafe_listeners
 from kvrelay.edge.http.client import CallTimeouts, UpstreamPool
 from kvrelay.edge.http.limits import HttpLimits
 from kvrelay.edge.http.server import HttpServer, start_server
 from kvrelay.edge.observe.metrics import Metrics
-from kvrelay.edge.observe.receipt_log import ReceiptLog
+from kvrelay.edge.observe.receipt_log import LineWriter, ReceiptLog, receipt_file
 from kvrelay.edge.system.clock import monotonic_s
 from kvrelay.edge.system.config import Config, router_settings, run_digest
 from kvrelay.edge.system.config_change import first_state, takes_effect
@@ -45,12 +48,9 @@ from kvrelay.edge.tokens.service import TokenService
 from kvrelay.edge.tokens.worker import WorkerTokenizer
 
 DRAIN_RETRY_AFTER_S = 5.0
-LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 log = logging.getLogger(__name__)
 
-
-class UnsafeListener(Exception):
-    """A listener beyond loopback without what protects it. The message says which and what would do."""
+__all__ = ["Gateway", "UnsafeListener", "admin_token", "authority", "load_certificate", "refuse_unsafe_listeners"]
 
 
 class Gateway:
@@ -63,15 +63,17 @@ class Gateway:
         seed: int | None = None,
         key_seed: bytes | None = None,
         manifest_digest: str | None = None,
+        place: Place | None = None,
     ) -> None:
         self.config = config
+        self._place = place
         self.seed = secrets.randbits(63) if seed is None else seed
         self._key_seed = secrets.token_bytes(32) if key_seed is None else key_seed
         self._given_digest = manifest_digest
         self._manifest_digest = self._digest(config)
-        self._fingerprint_secret = secrets.token_bytes(32)
+        self._fingerprint_secret = secrets.token_bytes(32) if place is None else place.fingerprint_secret
         self.config_state = first_state()
-        self._random = random.Random(self.seed)
+        self._random = random.Random(self.seed if place is None else f"{self.seed}/{place.process}")
         self._routes: dict[str, Route] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started_at = 0.0
@@ -103,11 +105,12 @@ class Gateway:
         """Raises UnsafeListener, OSError (a port or a file) or ValueError (a tokenizer) and leaves nothing open."""
         refuse_unsafe_listeners(self.config)
         tenants = self._tenants(self.config)
-        token = _admin_token(self.config.gateway.admin_token_file)
+        token = admin_token(self.config.gateway.admin_token_file)
         self._started_at = monotonic_s()
         self._compose(tenants)
         try:
             await self.fleet.start()
+            self._take_over_standing()
             await self._listen(token)
         except BaseException:
             await self.stop()
@@ -122,15 +125,16 @@ class Gateway:
         config, needs_restart = takes_effect(self.config, wanted)
         refuse_unsafe_listeners(config)
         tenants = self._tenants(config)
-        token = _admin_token(config.gateway.admin_token_file)
+        token = admin_token(config.gateway.admin_token_file)
         fleet = self.fleet.plan_change(config)
         if self._tls is not None:
-            _load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)  # a bad one must not touch ours
-            _load_certificate(self._tls, config)
+            load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)  # a bad one must not touch ours
+            load_certificate(self._tls, config)
         # nothing from here on fails
         self.config = config
         self._manifest_digest = self._digest(config)
-        self._admin_api.token = token
+        if self._place is None:
+            self._admin_api.token = token
         assert self._server is not None
         self._server.change_limits(_http_limits(config))
         self._port.change(
@@ -154,6 +158,10 @@ class Gateway:
         if await self._server.drain(self.config.gateway.drain.grace_s):
             return 0
         return self.host.cut("drain_grace_over")
+
+    async def cut_short(self) -> int:
+        """Ends all open requests now; answers how many."""
+        return self.host.cut("gateway_stopped")
 
     async def stop(self) -> None:
         """Ends everything; open requests are cut and still get their receipts. May be called again."""
@@ -183,12 +191,16 @@ class Gateway:
     def url(self) -> str:
         assert self._server is not None
         scheme = "https" if self.config.gateway.tls_cert is not None else "http"
-        return f"{scheme}://{_authority(self.config.gateway.host)}:{self._server.port}"
+        return f"{scheme}://{authority(self.config.gateway.host)}:{self._server.port}"
 
     @property
     def admin_url(self) -> str:
         assert self._admin is not None
-        return f"http://{_authority(self.config.gateway.admin_host)}:{self._admin.addresses[0][1]}"
+        return f"http://{authority(self.config.gateway.admin_host)}:{self._admin.addresses[0][1]}"
+
+    @property
+    def is_one_of_several(self) -> bool:
+        return self._place is not None
 
     def status(self) -> RouterStatus:
         return self.router.status(self.host.clock())
@@ -221,7 +233,7 @@ class Gateway:
     def _compose(self, tenants: Tenants) -> None:
         config = self.config
         self.metrics = Metrics()
-        self.receipts = ReceiptLog(config.receipts.path, rotate_mb=config.receipts.rotate_mb, keep=config.receipts.keep)
+        self.receipts = ReceiptLog(self._receipt_writer())
         self.host = RouterHost(
             Router(self._router_settings()),
             clock=monotonic_s,
@@ -229,8 +241,10 @@ class Gateway:
             receipts=self.receipts,
             replay=self._replay,
             snapshot=self._snapshot,
+            share=None if self._place is None else self._place.share,
         )
-        self.fleet = Fleet(config, feed=self._hear, clock=monotonic_s, observer=self.metrics)
+        workers = None if self._place is None else self._place.workers
+        self.fleet = Fleet(config, feed=self._hear, clock=monotonic_s, observer=self.metrics, workers=workers)
         self.metrics.bind(self.status, lambda: [view.name for view in self.fleet.views()])
         self.tokens = self._tokens()
         self._pool = UpstreamPool()
@@ -245,7 +259,26 @@ class Gateway:
         )
 
     def _router_settings(self) -> RouterSettings:
-        return router_settings(self.config, key_seed=self._key_seed, manifest_digest=self._manifest_digest)
+        settings = router_settings(self.config, key_seed=self._key_seed, manifest_digest=self._manifest_digest)
+        return replace(settings, has_siblings=self._place is not None)
+
+    def _receipt_writer(self) -> LineWriter | None:
+        receipts = self.config.receipts
+        if self._place is not None:
+            return self._place.receipts
+        if receipts.path is None:
+            return None
+        return receipt_file(receipts.path, rotate_mb=receipts.rotate_mb, keep=receipts.keep)
+
+    def _take_over_standing(self) -> None:
+        """What an operator changed since the configuration was read, before this process began."""
+        place = self._place
+        if place is None:
+            return
+        if place.policy is not None:
+            self.host.feed(PolicyChanged(place.policy, place.scorer))
+        for name in place.drained:
+            self.fleet.drain(name)
 
     def _digest(self, config: Config) -> str:
         return self._given_digest or run_digest(config, version=__version__, seed=self.seed)
@@ -313,7 +346,10 @@ class Gateway:
         gateway = self.config.gateway
         if gateway.tls_cert is not None:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            _load_certificate(self._tls, self.config)
+            load_certificate(self._tls, self.config)
+        if self._place is not None:
+            await self._listen_as(self._place)
+            return
         self._server = await start_server(
             self._port.handle,
             host=gateway.host,
@@ -322,31 +358,33 @@ class Gateway:
             ssl=self._tls,
             held_at_most=self._port.held_at_most,
         )
+        runner = await self._run_admin(token)
+        await web.TCPSite(runner, gateway.admin_host, gateway.admin_port).start()
+
+    async def _listen_as(self, place: Place) -> None:
+        """One of several: asked by the group only, and by clients not before it has seen the workers, since its
+        siblings can serve meanwhile."""
+        runner = await self._run_admin(AdminToken(None))
+        await web.UnixSite(runner, place.admin_socket).start()
+        await self.fleet.settled(place.settle_s)
+        self._server = await start_server(
+            self._port.handle,
+            host=self.config.gateway.host,
+            port=place.port,
+            limits=_http_limits(self.config),
+            ssl=self._tls,
+            reuse_port=True,
+        )
+
+    async def _run_admin(self, token: AdminToken) -> web.AppRunner:
         self._admin_api = Admin(self, token)
-        app = self._admin_api.app(gateway.limits.body_bytes)
+        app = self._admin_api.app(self.config.gateway.limits.body_bytes)
         self._admin = web.AppRunner(app, handler_cancellation=True, access_log=None)
         await self._admin.setup()
-        await web.TCPSite(self._admin, gateway.admin_host, gateway.admin_port).start()
+        return self._admin
 
 
-def refuse_unsafe_listeners(config: Config) -> None:
-    """Raises UnsafeListener; `insecure = true` lets everything pass."""
-    gateway = config.gateway
-    if gateway.insecure:
-        return
-    keyed = any(tenant.api_keys_file is not None for tenant in config.tenants.values())
-    if gateway.host not in LOOPBACK and not (gateway.tls_cert is not None and keyed):
-        raise UnsafeListener(
-            f"`gateway.host` is `{gateway.host}`, beyond loopback, without TLS (tls_cert, tls_key) and API keys"
-            " (tenants.NAME.api_keys_file)"
-        )
-    if gateway.admin_host not in LOOPBACK:
-        raise UnsafeListener(
-            f"`gateway.admin_host` is `{gateway.admin_host}`, beyond loopback, and the admin port has no TLS"
-        )
-
-
-def _admin_token(file: Path | None) -> AdminToken:
+def admin_token(file: Path | None) -> AdminToken:
     return AdminToken(None if file is None else file.read_text(encoding="utf-8").strip())
 
 
@@ -359,7 +397,7 @@ def _http_limits(config: Config) -> HttpLimits:
     )
 
 
-def _load_certificate(context: ssl.SSLContext, config: Config) -> None:
+def load_certificate(context: ssl.SSLContext, config: Config) -> None:
     """Into a context that may be in use: connections that are made from now on get it."""
     assert config.gateway.tls_cert is not None and config.gateway.tls_key is not None, "the configuration has both"
     files = config.gateway.tls_cert, config.gateway.tls_key
@@ -371,5 +409,5 @@ def _load_certificate(context: ssl.SSLContext, config: Config) -> None:
         raise ValueError(f"{files[0]} and {files[1]} are no certificate and its key (PEM): {problem}") from problem
 
 
-def _authority(host: str) -> str:
+def authority(host: str) -> str:
     return f"[{host}]" if ":" in host else host

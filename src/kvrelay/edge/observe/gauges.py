@@ -6,6 +6,7 @@ What a worker does not report has no sample: absent is not zero.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -22,6 +23,23 @@ BOOKED = {
 REPORTED = {
     "reported_running": ("kvrelay_reported_running_requests", "Running requests according to the worker."),
     "reported_waiting": ("kvrelay_reported_waiting_requests", "Waiting requests according to the worker."),
+}
+
+# Of several processes of one gateway. "sum": each has its own part; "max": all look at the same thing, and some are
+# behind; "min": it holds only if it holds for all.
+GAUGE_RULES: Mapping[str, Literal["sum", "max", "min"]] = {
+    "kvrelay_active_requests": "sum",
+    "kvrelay_active_prefill_tokens": "sum",
+    "kvrelay_active_decode_blocks": "sum",
+    "kvrelay_queue_depth": "sum",
+    "kvrelay_orphan_blocks": "max",
+    "kvrelay_reported_running_requests": "max",
+    "kvrelay_reported_waiting_requests": "max",
+    "kvrelay_reported_kv_usage_ratio": "max",
+    "kvrelay_index_blocks": "max",
+    "kvrelay_index_usable": "min",
+    "kvrelay_sessions": "max",
+    "kvrelay_worker_up": "min",
 }
 
 Sample = tuple[Sequence[str], float]

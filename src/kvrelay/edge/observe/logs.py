@@ -17,21 +17,25 @@ _ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r", "\x1b": "\\x1b"})
 
 
 class LineFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.000Z WARNING fleet.watch message`."""
+    """`2026-01-31T12:00:00.000Z WARNING fleet.watch message`; a label (of a process, say) comes before the name."""
+
+    def __init__(self, label: str = "") -> None:
+        super().__init__()
+        self._label = f"{label} " if label else ""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         name = record.name.removeprefix(f"{ROOT}.").removeprefix("edge.")
-        line = f"{moment} {record.levelname} {name} {record.getMessage()}"
+        line = f"{moment} {record.levelname} {self._label}{name} {record.getMessage()}"
         if record.exc_info and record.exc_info[1] is not None:
             line += _where(record.exc_info[1])
         return line.translate(_ESCAPES)
 
 
-def log_to(stream: TextIO | None = None, level: str = "INFO") -> None:
+def log_to(stream: TextIO | None = None, level: str = "INFO", *, label: str = "") -> None:
     """Sends our log lines to `stream` (stderr); may be called again, the last call counts."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LineFormatter())
+    handler.setFormatter(LineFormatter(label))
     logger = logging.getLogger(ROOT)
     logger.handlers[:] = [handler]
     logger.propagate = False

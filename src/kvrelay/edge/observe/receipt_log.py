@@ -13,7 +13,7 @@ import threading
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import msgspec
 
@@ -26,16 +26,37 @@ DEFAULT_RECENT = 1000
 _log = logging.getLogger(__name__)
 
 
-class ReceiptLog:
-    """`path=None` keeps the last `recent` receipts in memory only."""
+class LineWriter(Protocol):
+    """Where lines go for good."""
 
-    def __init__(self, path: Path | None, *, rotate_mb: int = 64, keep: int = 8, recent: int = DEFAULT_RECENT) -> None:
+    def put(self, line: bytes) -> bool:
+        """False: there is no room, the line was not taken."""
+        ...
+
+    def flush(self) -> None:
+        """Waits until everything put so far has arrived."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is put after this; may be called again."""
+        ...
+
+
+def receipt_file(path: Path, *, rotate_mb: int, keep: int) -> LineWriter:
+    """A rotated file with a thread of its own. Raises OSError."""
+    return _Writer(_RotatedFile(path, rotate_mb * 2**20, keep))
+
+
+class ReceiptLog:
+    """`writer=None` keeps the last `recent` receipts in memory only."""
+
+    def __init__(self, writer: LineWriter | None = None, *, recent: int = DEFAULT_RECENT) -> None:
         self.dropped = 0
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(Receipt)
         self._recent: dict[str, bytes] = {}  # oldest first
         self._max_recent = recent
-        self._writer = None if path is None else _Writer(_RotatedFile(path, rotate_mb * 2**20, keep))
+        self._writer = writer
 
     def write(self, receipt: Receipt) -> None:
         line = self._encoder.encode(receipt)

@@ -182,8 +182,12 @@ class GatewaySection(Section):
         "Scorer of `cache_load`: predicted time to first token, or stated weights.",
         "`weights` makes the factors of [policy.cache_load] effective.",
     )
-    processes: Annotated[int, _only(1)] = key(
-        1, "Gateway processes that share the port.", "Not built yet.", ge=1, le=64
+    processes: int = key(
+        1,
+        "Gateway processes that share the data port; more than 1 need Linux (SO_REUSEPORT).",
+        "Higher: more cores serve. Each process has its own index and its own bounds, such as queue_depth.",
+        ge=1,
+        le=64,
     )
     insecure: bool = key(
         False,

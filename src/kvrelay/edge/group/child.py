@@ -1,0 +1,89 @@
+"""One process of a group: a whole gateway with a router of its own, on the port of all. `python -m` runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from kvrelay.edge.gateway.gateway import Gateway, UnsafeListener
+from kvrelay.edge.gateway.place import Place
+from kvrelay.edge.group.frames import Kind, encode
+from kvrelay.edge.group.link import Link, connect
+from kvrelay.edge.group.orders import Orders, read_orders
+from kvrelay.edge.observe.logs import log_to
+from kvrelay.edge.system.config import Config, WorkerConfig
+from kvrelay.edge.system.event_loop import calm_the_collector, loop_factory
+
+DID_NOT_START = 1
+
+
+def main() -> None:
+    orders = read_orders(sys.stdin.buffer.read())
+    log_to(label=f"p{orders.process}")
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        raise SystemExit(runner.run(_run(orders)))
+
+
+async def _run(orders: Orders) -> int:
+    """Until the group asks for the end, or somebody does by SIGTERM: then it drains, and the group starts a new one.
+
+    A SIGINT of a terminal reaches the whole foreground group of processes; the group's own process deals with it.
+    """
+    link = await connect(Path(orders.hub_socket), orders.process)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, link.drain_asked.set)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, lambda: None)
+    gateway = _gateway(orders, link)
+    try:
+        await gateway.start()
+    except (UnsafeListener, OSError, ImportError, ValueError) as problem:
+        link.failed(problem)
+        await link.hang_up()
+        return DID_NOT_START
+    link.attach(gateway.router, gateway.host.feed)
+    calm_the_collector()
+    link.say(Kind.READY)
+    await link.drain_asked.wait()
+    cut = await _drain(gateway, link)
+    link.stop_talking()
+    await gateway.stop()
+    link.say(Kind.ENDED, encode(cut))
+    await link.hang_up()
+    return 0
+
+
+async def _drain(gateway: Gateway, link: Link) -> int:
+    """Answers how many requests were cut."""
+    draining = asyncio.ensure_future(gateway.drain())
+    impatient = asyncio.ensure_future(link.cut_asked.wait())
+    await asyncio.wait((draining, impatient), return_when=asyncio.FIRST_COMPLETED)
+    if draining.done():
+        impatient.cancel()
+        return draining.result()
+    draining.cancel()
+    return await gateway.cut_short()
+
+
+def _gateway(orders: Orders, link: Link) -> Gateway:
+    config = Config.model_validate(orders.config)
+    place = Place(
+        process=orders.process,
+        port=orders.port,
+        admin_socket=Path(orders.admin_socket),
+        fingerprint_secret=orders.fingerprint_secret,
+        receipts=None if config.receipts.path is None else link,
+        share=link.share,
+        workers=tuple(WorkerConfig.model_validate(worker) for worker in orders.workers),
+        policy=orders.policy,
+        scorer=orders.scorer,
+        drained=tuple(orders.drained),
+        settle_s=orders.settle_s,
+    )
+    return Gateway(config, seed=orders.seed, key_seed=orders.key_seed, place=place)
+
+
+if __name__ == "__main__":
+    main()
