@@ -29,6 +29,7 @@ from aiohttp import web
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from kvrelay.edge.fleet.static import worker_access
 from kvrelay.edge.gateway.admin import CONFIG_PATH
 from kvrelay.edge.gateway.auth import Tenants
 from kvrelay.edge.gateway.gateway import admin_token, authority, load_certificate
@@ -408,7 +409,6 @@ def _refuse_unusable(config: Config) -> None:
     Tenants(config.tenants, secret=bytes(32))
     for worker in config.workers:
         refuse_bound_events(worker)
-        if worker.api_key_file is not None:
-            worker.api_key_file.open("rb").close()
+        worker_access(worker)
     if config.gateway.tls_cert is not None:
         load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)
