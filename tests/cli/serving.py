@@ -105,6 +105,15 @@ class Asker:
                     return
                 await asyncio.sleep(0.05)
 
+    async def until_draining(self) -> None:
+        """In all processes."""
+        async with asyncio.timeout(30):
+            while True:
+                _, status = await self.admin("GET", "/admin/status")
+                if all(each["draining"] for each in status.get("processes", [status["gateway"]])):
+                    return
+                await asyncio.sleep(0.05)
+
 
 @asynccontextmanager
 async def asking(served: Served) -> AsyncIterator[Asker]:

@@ -112,6 +112,7 @@ async def test_sigterm_drains_and_ends_with_0(tmp_path: Path, worker: Streaming,
         await eventually(lambda: len(worker.streams) == 4)
         served.signal(signal.SIGTERM)
         await served.has_said("draining: no new requests")
+        await client.until_draining()
         for _ in range(4):
             assert await client.get("/ready") == (503, b'{"status":"draining"}')
             assert (await client.get("/health"))[0] == 200
@@ -140,6 +141,7 @@ async def test_a_second_signal_cuts_what_is_open_and_the_receipts_say_so(
         await eventually(lambda: len(other.requests) == 4)
         served.signal(signal.SIGINT)
         await served.has_said("draining: no new requests")
+        await client.until_draining()
         served.signal(signal.SIGTERM)
         for status, _, headers in await asyncio.gather(*waiting):
             assert (status, headers["x-kvrelay-reason"]) == (503, "gateway_stopped")

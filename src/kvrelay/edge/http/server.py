@@ -547,7 +547,8 @@ class ServerConnection(asyncio.Protocol):
         self._body_unwanted = self._pipeline_full = False
         self._set_reading()
         if transport.can_write_eof():
-            transport.write_eof()
+            with suppress(OSError):  # the client has reset the connection, and we shall hear of it
+                transport.write_eof()
         elif not unread:
             transport.close()  # else the client closes, or the sweep: TLS cannot end one direction only
 
