@@ -19,6 +19,7 @@ from bench.fuzz.strict import Message
 if TYPE_CHECKING:
     from bench.fuzz.rig import Rig
 
+LINGER_S = 0.1  # a mad worker keeps its connection for so long, that it be used again perhaps
 SANE, MAD = "sane", "mad"  # workers, and their models
 STATUSES = (200,) * 6 + (201, 204, 206, 301, 304, 400, 404, 418, 422, 451, 299, 499)
 HARMLESS_HEADERS = (
@@ -76,6 +77,7 @@ class Plan:
             raw = _spoiled(chance, raw)
         surplus = chance.choice(SURPLUS) if chance.random() < 0.3 and not self.closes else b""
         self.sane = self.exact and not surplus and not (head and raw.partition(b"\r\n\r\n")[2])
+        self.falls_silent = chance.random() < 0.03  # then it is the gateway's timeout that ends what never ends
         self.pieces = in_pieces(chance, raw + surplus)
 
     def _well_formed(self, chance: random.Random, *, head: bool) -> bytes:
@@ -102,7 +104,10 @@ class Plan:
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(0)
-        return not self.closes
+        if self.sane or self.closes or self.falls_silent:
+            return not self.closes
+        await asyncio.sleep(LINGER_S)
+        return False
 
 
 class Case:

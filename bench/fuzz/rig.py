@@ -17,6 +17,7 @@ from bench.fuzz.echo import EchoWorker
 from kvrelay.edge.gateway.gateway import Gateway
 from kvrelay.edge.system.config import load_config
 
+TIMEOUT_S = 5.0  # longer than a busy machine holds anybody up, shorter than what counts as hanging
 START_S = 10.0
 QUIET_S = 10.0
 
@@ -108,8 +109,8 @@ async def rig(**more: object) -> AsyncIterator[Rig]:
         "gateway.admin_port": 0,
         "gateway.limits.body_bytes": 2**20,
         "gateway.limits.header_bytes": 2**14,
-        "gateway.timeouts.first_byte_s": 0.5,
-        "gateway.timeouts.idle_s": 0.5,
+        "gateway.timeouts.first_byte_s": TIMEOUT_S,
+        "gateway.timeouts.idle_s": TIMEOUT_S,
         "health.interval_s": 1.0,
         "health.failures": 1000,
         **more,
