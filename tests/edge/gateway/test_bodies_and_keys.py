@@ -213,3 +213,15 @@ async def test_a_worker_whose_key_nobody_gave_us_is_not_routed_to() -> None:
             assert (await ask(gateway.url, post(COMPLETIONS, {"prompt": [1]}))).status == 200
         assert worker.requests == []
         await worker.stop()
+
+
+async def test_a_compressed_body_cannot_get_a_tenants_salt_and_does_not_pass_without(tmp_path: Path) -> None:
+    salt = tmp_path / "salt"
+    salt.write_text("pepper\n")
+    worker = ScriptedWorker("a")
+    async with running(worker, tenants={"default": {"salt_file": str(salt)}}) as gateway:
+        plain, compressed = b'{"prompt":[1,2,3]}', gzip.compress(b'{"prompt":[1,2,3]}')
+        for encoding, body, status in (("gzip", compressed, 415), ("identity", plain, 200)):
+            request = post(COMPLETIONS, body, ("content-encoding", encoding))
+            assert (await ask(gateway.url, request)).status == status
+        assert [b'"pepper"' in seen.body for seen in worker.requests] == [True]
