@@ -24,7 +24,10 @@ from kvrelay.edge.worker.tokenizer import SPECIAL_TOKENS
 from tests.edge.gateway.scripted import JSON, Client, ScriptedWorker, client_of, receipts, running, until
 
 MOCK_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if tools %}<|im_start|>system\n"
+    "{% for t in tools %}{{ t | tojson }}{{ '' if loop.last else '\\n' }}{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ '\\n' ~ c | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 BLOCK = 16

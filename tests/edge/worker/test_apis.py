@@ -168,7 +168,12 @@ def test_a_transcription_says_what_arrived(client: Client) -> None:
         ("/v1/responses", {}, 400, "input"),
         ("/v1/messages", {**MESSAGE, "model": "none"}, 404, "none"),
         ("/v1/messages", {**MESSAGE, "max_tokens": None}, 400, "max_tokens"),
-        ("/v1/messages", {**MESSAGE, "messages": [{"role": "user", "content": [{"type": "x"}]}]}, 400, "`x`"),
+        (
+            "/v1/messages",
+            {**MESSAGE, "messages": [{"role": "user", "content": [{"type": "x"}]}]},
+            400,
+            "block_unknown",
+        ),
         ("/v1/embeddings", {"input": []}, 400, "`input`"),
         ("/v1/embeddings", {"input": [4_000_000_000]}, 400, "vocabulary"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, 400, "`base64`"),

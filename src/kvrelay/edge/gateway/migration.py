@@ -27,7 +27,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from kvrelay.core.model.events import CanGoOn, CannotGoOn
 from kvrelay.core.model.prompt import Usage
-from kvrelay.edge.gateway.openai import SCORED_PATHS
+from kvrelay.edge.gateway.openai import COUNTED_ON_REQUEST
 from kvrelay.edge.system.unreadable import UNREADABLE
 
 MAX_EVENT_BYTES = 1024 * 1024
@@ -102,7 +102,7 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 def follow(path: str, body: bytes) -> StreamFollower | None:
     """A follower for the stream that this request asks for; None where nothing is known of such streams."""
-    if path not in SCORED_PATHS:
+    if path not in COUNTED_ON_REQUEST:
         return None
     try:
         return StreamFollower(_decode_members(body), chat=path == CHAT_PATH)

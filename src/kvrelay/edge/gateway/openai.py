@@ -16,8 +16,11 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.gateway.unasked_usage import leaves_usage_out
 from kvrelay.edge.system.unreadable import UNREADABLE
+from kvrelay.edge.tokens import messages
 
-SCORED_PATHS = frozenset(("/v1/completions", "/v1/chat/completions"))
+MESSAGES_PATH = "/v1/messages"  # of Anthropic's API
+COUNTED_ON_REQUEST = frozenset(("/v1/completions", "/v1/chat/completions"))  # where `stream_options` are known
+SCORED_PATHS = COUNTED_ON_REQUEST | {MESSAGES_PATH}
 
 # Parts of a message whose input never becomes text tokens that we could know.
 MEDIA_MARKS = (b'"image_url"', b'"input_audio"', b'"video_url"', b'"image"', b'"audio_url"', b'"input_image"')
@@ -52,6 +55,9 @@ class _Members(Struct):
     chat_template: Raw | UnsetType = UNSET
     chat_template_kwargs: Raw | UnsetType = UNSET
     documents: Raw | UnsetType = UNSET
+    system: Raw | UnsetType = UNSET
+    thinking: Raw | UnsetType = UNSET
+    output_config: Raw | UnsetType = UNSET
 
 
 class TokenPrompt(Struct, frozen=True, eq=False):
@@ -94,6 +100,29 @@ class TextPrompt:
         return None
 
 
+class MessagesPrompt(TextPrompt):
+    """A chat in the words of Anthropic's API; `members` are those that change the prompt."""
+
+    __slots__ = ("_members",)
+
+    def __init__(self, members: Mapping[str, Raw]) -> None:
+        super().__init__(MESSAGES_PATH.encode() + _named(members), is_chat=True)
+        self._members = members
+
+    def read(self) -> Unscored | None:
+        problem = super().read()
+        if problem is not None or self._payload is not None:
+            return problem
+        try:
+            chat = messages.as_chat(msgspec.json.encode(self._members))
+        except messages.CannotConvert as reason:
+            return Unscored(str(reason))
+        except UNREADABLE:
+            return Unscored("prompt_shape_unknown")
+        self._payload = {name: Raw(msgspec.json.encode(value)) for name, value in chat.items()}
+        return None
+
+
 class Unscored(Struct, frozen=True):
     """No tokens can be known; `because` ends up in the receipt."""
 
@@ -127,7 +156,7 @@ def read_body(path: str, body: bytes) -> RequestBody:
         return RequestBody(Unscored("body_not_json" if body else "no_body"))
     streams = members.stream is not UNSET and bytes(members.stream) == b"true"
     options = members.stream_options
-    hides_usage = streams and path in SCORED_PATHS and leaves_usage_out(options)
+    hides_usage = streams and path in COUNTED_ON_REQUEST and leaves_usage_out(options)
     return RequestBody(
         prompt=_prompt(path, members) if path in SCORED_PATHS else Unscored("path_not_scored"),
         model=_text(members.model),
@@ -140,9 +169,11 @@ def read_body(path: str, body: bytes) -> RequestBody:
 
 def chat_prompt(payload: Mapping[str, Raw]) -> TextPrompt:
     """Of the members that change a rendered chat, under their names: a list of tools is not a list of documents."""
-    return TextPrompt(
-        b"".join([b"%b\0%b\0" % (name.encode(), value) for name, value in payload.items()]), payload, is_chat=True
-    )
+    return TextPrompt(_named(payload), payload, is_chat=True)
+
+
+def _named(members: Mapping[str, Raw]) -> bytes:
+    return b"".join([b"%b\0%b\0" % (name.encode(), value) for name, value in members.items()])
 
 
 def with_salt(body: bytes, tenant_salt: str) -> tuple[bytes, str] | None:
@@ -181,8 +212,13 @@ def _prompt(path: str, members: _Members) -> TokenPrompt | TextPrompt | Unscored
         return _completion_prompt(bytes(members.prompt))
     if members.messages is UNSET:
         return Unscored("no_messages")
-    payload = {name: value for name in CHAT_MEMBERS if (value := getattr(members, name)) is not UNSET}
-    return chat_prompt(payload)
+    if path == MESSAGES_PATH:
+        return MessagesPrompt(_members_named(members, messages.MEMBERS))
+    return chat_prompt(_members_named(members, CHAT_MEMBERS))
+
+
+def _members_named(members: _Members, names: tuple[str, ...]) -> dict[str, Raw]:
+    return {name: value for name in names if (value := getattr(members, name)) is not UNSET}
 
 
 def _completion_prompt(raw: bytes) -> TokenPrompt | TextPrompt | Unscored:

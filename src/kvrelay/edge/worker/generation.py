@@ -128,7 +128,7 @@ def chat_tokens(
             continue_final_message=continue_final_message,
             tools=tools or (),
         )
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(400, str(error), param="messages") from error
     return tokenizer.encode(text)
 

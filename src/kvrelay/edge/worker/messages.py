@@ -1,4 +1,4 @@
-"""Anthropic's Messages: /v1/messages and /v1/messages/count_tokens, converted to a chat the way vLLM does it."""
+"""Anthropic's Messages: /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -9,41 +9,25 @@ import msgspec
 from msgspec import Struct
 
 from kvrelay.core.engine.engine import Finished
+from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.http.server import Exchange
+from kvrelay.edge.system.unreadable import UNREADABLE
+from kvrelay.edge.tokens.messages import CannotConvert, as_chat
 from kvrelay.edge.worker import answers, tokenizer, toolcall
 from kvrelay.edge.worker.answers import RequestError
 from kvrelay.edge.worker.dialect import Choice
 from kvrelay.edge.worker.generation import Generation, Limit, adapter_of, chat_tokens, decode_body, make_generation
 from kvrelay.edge.worker.reply import Reply
 from kvrelay.edge.worker.spec import MockSpec
-from kvrelay.edge.worker.tokenizer import ChatMessage, TextPart
+from kvrelay.edge.worker.tokenizer import ChatMessage
 from kvrelay.edge.worker.toolcall import ToolCall, forced_call
 
 
-class _Block(Struct):
-    """One block of a content list, of any type."""
-
-    type: str
-    text: str | None = None
-    source: dict[str, Any] | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
-    tool_use_id: str | None = None
-    content: str | list[dict[str, Any]] | None = None
-
-
-class _Turn(Struct):
-    role: str
-    content: str | list[_Block]
-
-
 class _Prompt(Struct, kw_only=True):
-    """What counting tokens takes, too."""
+    """What counting tokens takes, too. The rest of the prompt is read by `as_chat`."""
 
     model: str
-    messages: list[_Turn]
-    system: str | list[_Block] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
 
 
 class _Choice(Struct):
@@ -71,7 +55,7 @@ def read(body: bytes, spec: MockSpec) -> Generation:
         id_prefix="msg_",
         spec=spec,
         model=received.model,
-        prompts=(chat_tokens(_messages(received), tools=received.tools),),
+        prompts=(_tokens(body),),
         limit=Limit(spec.reply_tokens if natural else received.max_tokens, natural=natural),
         salt=received.cache_salt,
         stream=received.stream,
@@ -81,50 +65,18 @@ def read(body: bytes, spec: MockSpec) -> Generation:
 def count_tokens(exchange: Exchange, spec: MockSpec) -> None:
     received = decode_body(exchange.body, _Prompt)
     adapter_of(received.model, spec)
-    tokens = chat_tokens(_messages(received), tools=received.tools)
-    answers.respond_json(exchange, {"input_tokens": len(tokens)})
+    answers.respond_json(exchange, {"input_tokens": len(_tokens(exchange.body))})
 
 
-def _messages(received: _Prompt) -> list[ChatMessage]:
-    messages = []
-    if received.system:
-        system = received.system
-        text = system if isinstance(system, str) else "".join(block.text or "" for block in system)
-        messages.append(ChatMessage("system", text))
-    for turn in received.messages:
-        messages += _turn(turn)
-    return messages
-
-
-def _turn(turn: _Turn) -> list[ChatMessage]:
-    """What tools brought becomes messages of its own, before the rest of the turn."""
-    if isinstance(turn.content, str):
-        return [ChatMessage(turn.role, turn.content)]
-    messages: list[ChatMessage] = []
-    parts: list[TextPart] = []
-    calls: list[Any] = []
-    for block in turn.content:
-        match block.type:
-            case "text":
-                parts.append(TextPart("text", block.text or ""))
-            case "image":
-                source = msgspec.json.encode(block.source, order="sorted").decode()
-                parts.append(TextPart("image_url", image_url=source))
-            case "tool_use":
-                calls.append({"name": block.name, "arguments": block.input})
-            case "tool_result":
-                messages.append(ChatMessage("tool", _result_text(block.content)))
-            case _:
-                raise RequestError(400, f"content blocks of type `{block.type}` are not supported", param="messages")
-    if parts or calls:
-        messages.append(ChatMessage(turn.role, parts or None, tool_calls=calls or None))
-    return messages
-
-
-def _result_text(content: str | list[dict[str, Any]] | None) -> str:
-    if isinstance(content, list):
-        return "\n".join(str(item.get("text", "")) for item in content)
-    return content or ""
+def _tokens(body: bytes) -> TokenIds:
+    try:
+        chat = as_chat(body)
+        messages = msgspec.convert(chat["messages"], list[ChatMessage])
+    except CannotConvert as reason:
+        raise RequestError(400, f"not supported: {reason}", param="messages") from reason
+    except UNREADABLE as error:
+        raise RequestError(400, f"Invalid request body: {error}") from error
+    return chat_tokens(messages, tools=chat.get("tools"))
 
 
 class MessagesDialect:

@@ -6,12 +6,12 @@ Text that spells a special token becomes that token, as in real engines. Ids abo
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-import msgspec
 import numpy as np
 from msgspec import Struct
 
@@ -77,7 +77,7 @@ def render_chat(
     if continue_final_message:
         turns[-1] = turns[-1].removesuffix("<|im_end|>\n")
     if tools:
-        turns.insert(0, f"<|im_start|>system\n{_lines(tools)}<|im_end|>\n")
+        turns.insert(0, f"<|im_start|>system\n{_lines(map(_as_read, tools))}<|im_end|>\n")
     if add_generation_prompt:
         turns.append("<|im_start|>assistant\n")
     return "".join(turns)
@@ -89,11 +89,31 @@ def content_text(message: ChatMessage) -> str:
         text = message.content or ""
     else:
         text = "\n".join(_part_text(part) for part in message.content)
-    return text if not message.tool_calls else f"{text}\n{_lines(message.tool_calls)}"
+    return text if not message.tool_calls else f"{text}\n{_lines(map(_with_object, message.tool_calls))}"
 
 
-def _lines(values: Sequence[Any]) -> str:
-    return "\n".join(msgspec.json.encode(value).decode() for value in values)
+def _lines(values: Iterable[Any]) -> str:
+    """As `tojson` in a template writes them."""
+    return "\n".join(json.dumps(value, ensure_ascii=False) for value in values)
+
+
+def _as_read(tool: Any) -> Any:
+    """vLLM reads tools into a model of its own: what is missing is null."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict):
+        return tool
+    return {"type": "function", "function": {"name": None, "description": None, "parameters": None, **function}}
+
+
+def _with_object(call: Any) -> Any:
+    """Templates get the arguments of a call as an object."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(function["arguments"] or "{}")}}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the arguments of a tool call are no JSON: {error}") from error
 
 
 def _part_text(part: TextPart) -> str:

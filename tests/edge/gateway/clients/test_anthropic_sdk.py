@@ -86,6 +86,9 @@ def counted(client: Anthropic) -> Any:
 TALKS = (message, message_with_an_image, message_with_a_tool, streamed, streamed_with_a_tool, raw_events, counted)
 
 
+UNSCORED = {"message_with_an_image": "multimodal_input", "counted": "path_not_scored"}
+
+
 @pytest.mark.covers("S20")
 @pytest.mark.parametrize("talk", TALKS, ids=lambda talk: talk.__name__)
 async def test_the_sync_client(worker: RunningWorker, gateway: Gateway, talk: Callable[[Anthropic], Any]) -> None:
@@ -95,9 +98,32 @@ async def test_the_sync_client(worker: RunningWorker, gateway: Gateway, talk: Ca
 
     assert await same_through(worker, gateway, led)
     for receipt in receipts(gateway):
-        assert receipt.status is Status.OK and receipt.unscored_because is not None
+        assert receipt.status is Status.OK
+        assert receipt.unscored_because == UNSCORED.get(talk.__name__)
         if talk is not counted:
             assert receipt.actual_cached_tokens is not None and receipt.completion_tokens
+
+
+@pytest.mark.covers("S19", "S20", "S21")
+async def test_a_conversation_is_matched_with_what_the_worker_holds(gateway: Gateway) -> None:
+    """Tools, what they brought and texts in parts are rendered as the worker renders them: claims come true."""
+    turns: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "What will the weather be like? " * 9}]}]
+    with client_of(gateway.url) as client:
+        for _ in range(4):
+            answer = await asyncio.to_thread(
+                _ask, client, system="Be kind.", messages=turns, tools=TOOLS, tool_choice=MUST
+            )
+            (use,) = answer.content
+            result = {"type": "tool_result", "tool_use_id": use.id, "content": f"sunny, as {use.input} was"}
+            more = [{"type": "text", "text": "and"}, {"type": "text", "text": "tomorrow?"}]
+            turns += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [result, *more]}]
+            (latest,) = gateway.receipts.recent(1)
+            assert latest.unscored_because is None
+            counts = answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0)
+            assert latest.prompt_tokens == counts
+    claims = [(each.matched_tokens_at_route, each.actual_cached_tokens) for each in reversed(receipts(gateway))]
+    assert all(abs((claimed or 0) - actual) <= 16 for claimed, actual in claims if actual is not None)
+    assert len(claims) == 4 and claims[-1][1]
 
 
 async def test_many_talks_of_the_async_client_at_once(worker: RunningWorker, gateway: Gateway) -> None:
