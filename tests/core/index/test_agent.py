@@ -101,6 +101,25 @@ def test_ranks_have_states_of_their_own():
     assert len(agent.snapshot(1)) == 1 and agent.snapshot(0) == agent.snapshot(2) == ()
 
 
+@pytest.mark.covers("DR-07")
+def test_it_asks_now_and_then_whether_it_lost_the_last_event_itself(agent):
+    agent.step(ReplayArrived(OLD, 0, (batch(0, [1]),)))
+    assert agent.check_tails() == (RequestReplay(OLD, 0, 1),)
+    assert agent.check_tails() == (), "one question at a time"
+    agent.step(batch(2, [3]))
+    assert state(agent) == (0, 1, True), "what comes meanwhile waits for its turn"
+    agent.step(ReplayArrived(OLD, 0, (batch(1, [2]), batch(2, [3]))))
+    assert state(agent) == (2, 3, True)
+
+
+def test_a_worker_that_does_not_answer_is_asked_rarely_and_nothing_is_taken_for_lost(agent):
+    agent.step(ReplayArrived(OLD, 0, (batch(0, [1]),)))
+    agent.check_tails()
+    agent.step(ReplayUnavailable(OLD, 0, "no answer"))
+    assert state(agent) == (0, 1, True)
+    assert [len(agent.check_tails()) for _ in range(21)] == [0] * 20 + [1]
+
+
 def test_whether_the_worker_lives_follows_the_probes(agent):
     assert agent.worker_up
     agent.step(ProbeAnswered(OLD, False, "refused"))

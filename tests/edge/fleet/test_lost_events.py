@@ -84,6 +84,20 @@ async def test_a_dropped_tail_is_caught_by_the_agents_heartbeat(worker: RunningW
 
 
 @pytest.mark.covers("DR-07")
+async def test_a_tail_that_the_engine_itself_did_not_send_is_caught_as_well(worker: RunningWorker) -> None:
+    async with AgentHost(WorkerConfig(url=worker.url)) as agent:
+        config = WorkerConfig(url=worker.url, name="a", replay="none", agent=agent.endpoint)
+        async with watching(config) as watch:
+            await watch.until_live()
+            await complete(worker.url, 1)
+            await watch.until(lambda: watch.target().index_blocks["gpu"] == BLOCKS)
+            await _post(f"{worker.url}/mock/faults", {"kind": "drop_event"})
+            await complete(worker.url, 2)
+            await watch.until(lambda: watch.target().index_blocks["gpu"] == 2 * BLOCKS, within_s=CAUGHT_WITHIN_S)
+            assert watch.reports()["event_tail_lost"] == 1
+
+
+@pytest.mark.covers("DR-07")
 async def test_a_dropped_tail_without_an_agent_stays_unseen_until_something_follows(worker: RunningWorker) -> None:
     async with behind_proxy(worker) as (watch, proxy):
         await complete(worker.url, 1)

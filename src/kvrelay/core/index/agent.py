@@ -2,6 +2,9 @@
 
 Its difference to a router is what it keeps (`replica.py`: blocks with their tokens, for anybody) and that it has
 nobody to ask but the worker's replay: what that cannot fill makes it not whole, and it says so.
+
+Nobody's heartbeat tells an agent that it lost the last event itself. So it asks the worker now and then for what
+follows the last one, which costs next to nothing on the same host.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from kvrelay.core.model.ids import WorkerId
 from kvrelay.core.model.units import IndexState
 
 MAX_PENDING_BATCHES = 10_000
+CHECKS_LEFT_OUT = 20  # after one that the worker did not answer: events wait while an answer is awaited
 
 
 class RankState(Struct, frozen=True):
@@ -42,6 +46,7 @@ class _Rank:
     def __init__(self, max_blocks: int) -> None:
         self.sequence = Sequence(max_pending_batches=MAX_PENDING_BATCHES)
         self.replica = Replica(max_blocks=max_blocks)
+        self.left_out_checks = 0
 
 
 class Agent:
@@ -68,10 +73,22 @@ class Agent:
                 return () if rank is None else self._follow(rank, event.rank, rank.sequence.replayed(event.batches))
             case ReplayUnavailable():
                 rank = self._rank(event)
-                asked = Phase.REPLAYING
-                return () if rank is None else self._follow(rank, event.rank, rank.sequence.unavailable(asked))
+                if rank is None:
+                    return ()
+                rank.left_out_checks = CHECKS_LEFT_OUT
+                return self._follow(rank, event.rank, rank.sequence.unavailable(Phase.REPLAYING))
             case _:
                 return ()
+
+    def check_tails(self) -> tuple[RequestReplay, ...]:
+        """To be called now and then: asks for what follows the last event, of each rank that answers such questions."""
+        asked: tuple[RequestReplay, ...] = ()
+        for number, rank in enumerate(self._ranks):
+            if rank.left_out_checks:
+                rank.left_out_checks -= 1
+            else:
+                asked += self._follow(rank, number, rank.sequence.check_tail())
+        return asked
 
     def ranks(self) -> tuple[RankState, ...]:
         return tuple(

@@ -26,6 +26,7 @@ from kvrelay.edge.system.sections import HealthSection
 
 DEFAULT_INTERVAL_S = 1.0
 DEFAULT_MAX_BLOCKS = 4_000_000
+TAIL_CHECK_S = 3.0  # between two questions to the worker whether anything follows its last event
 REPLIES_AT_ONCE = 4  # snapshots under way to one reader; what it asks for beyond that is not sent
 
 _log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class AgentHost:
             self._context.destroy(linger=0)
             raise
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work()) for work in (self._beat, self._greet, self._serve)]
+        self._tasks = [loop.create_task(work()) for work in (self._beat, self._greet, self._serve, self._check_tails)]
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -92,6 +93,12 @@ class AgentHost:
     def _feed(self, event: Event) -> None:
         for ask in self.agent.step(event):
             self._fleet.replay(ask)
+
+    async def _check_tails(self) -> None:
+        while True:
+            await asyncio.sleep(TAIL_CHECK_S)
+            for ask in self.agent.check_tails():
+                self._fleet.replay(ask)
 
     # --- heartbeats ----------------------------------------------------------------------------------------------
 

@@ -144,7 +144,12 @@ class AgentLink:
         if silent_s > BEATS_MISSED * interval_s:
             return f"no heartbeat for {silent_s:.0f} s; does `kvrelay agent` run at {self._endpoint}?"
         worker, _ = self._worker()
-        if self._beat is not None and worker is not None and not self._speaks_of_this_life(self._beat.incarnation):
+        if self._beat is None or worker is None:
+            return None
+        if not self._beat.ranks:
+            late = self._around.clock() - self._listening_since > BEATS_MISSED * interval_s
+            return f"it has not reached its worker {self._beat.worker_url} yet" if late else None
+        if not self._speaks_of_this_life(self._beat.incarnation):
             return f"it watches another process ({self._beat.incarnation}) than the worker ({worker.incarnation})"
         return None
 
