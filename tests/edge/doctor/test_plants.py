@@ -15,7 +15,9 @@ import pytest
 
 from kvrelay.core.doctor.finding import Finding, Verdict, examine, overall
 from kvrelay.core.doctor.rules import RULES
+from kvrelay.core.model.units import IndexState
 from kvrelay.edge.doctor.collect import Wanted, collect
+from kvrelay.edge.gateway.gateway import Gateway
 from kvrelay.edge.system.config import load_config
 from kvrelay.edge.worker.launch import MockFleet
 from kvrelay.edge.worker.spec import MockSpec
@@ -78,6 +80,26 @@ async def test_a_healthy_fleet_is_well(mocks: MockFleet) -> None:
         findings = await examined([], router_url=gateway.admin_url)
         assert {f.worker for f in findings} == {"a", "b", None}, "the gateway's workers are examined as well"
         assert troubles(findings) == {}
+
+
+async def test_a_worker_that_connects_to_its_listener_is_heard_by_the_doctor_or_the_gateway() -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    async with MockFleet([MockSpec(name="e", model="m", events=endpoint, events_mode="connect")]) as connecting:
+        workers = [{"name": "e", "url": connecting.workers[0].url, "events": f"bind:{endpoint}"}]
+        assert overall(await examined(workers)) is OK, "nobody else listens"
+        async with running(workers=workers) as gateway:
+            await until(lambda: _is_live(gateway), within_s=20)
+            assert troubles(await examined(workers))[("e", "events_endpoint")] is Verdict.UNKNOWN
+            findings = await examined(workers, router_url=gateway.admin_url)
+            assert (
+                detail(findings, "e", "events_endpoint") == "the running gateway listens there, and its index is live"
+            )
+            assert overall(findings) is OK
+
+
+def _is_live(gateway: Gateway) -> bool:
+    targets = [target for worker in gateway.status().workers for target in worker.targets]
+    return bool(targets) and all(target.index_state is IndexState.LIVE for target in targets)
 
 
 @pytest.mark.covers("S23")

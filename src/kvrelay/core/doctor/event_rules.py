@@ -21,7 +21,16 @@ def _published(_: Facts, worker: WorkerFacts) -> Judged:
     return fail(f"{worker.engine} can publish events and names no source of them")
 
 
-def _connected(_: Facts, worker: WorkerFacts) -> Judged:
+def _gateway_hears(facts: Facts, worker: WorkerFacts) -> bool:
+    """A worker that connects to the gateway cannot be listened to by anybody else, so the gateway's word is taken."""
+    believed = () if facts.router is None else facts.router.workers
+    return any(one.name == worker.name and one.index_state == "live" for one in believed)
+
+
+_HEARD_THERE = "the running gateway listens there, and its index is live"
+
+
+def _connected(facts: Facts, worker: WorkerFacts) -> Judged:
     if not worker.sources:
         return not_applicable("no event source")
     deaf = [source for source in worker.sources if source.connected is False]
@@ -29,7 +38,9 @@ def _connected(_: Facts, worker: WorkerFacts) -> Judged:
         said = "; ".join(_endpoint_difference(source) for source in deaf)
         return fail(f"nothing publishes at {said}")
     untried = [source.why_not_tried or "not tried" for source in worker.sources if source.connected is None]
-    return unknown(untried[0]) if untried else ok(", ".join(source.endpoint for source in worker.sources))
+    if untried:
+        return ok(_HEARD_THERE) if _gateway_hears(facts, worker) else unknown(untried[0])
+    return ok(", ".join(source.endpoint for source in worker.sources))
 
 
 def _endpoint_difference(source: SourceFacts) -> str:
@@ -62,9 +73,11 @@ def _heard(facts: Facts, worker: WorkerFacts) -> Judged:
     heard = sum(source.heard_batches or 0 for source in worker.sources)
     if heard:
         return ok(f"{heard} message{'' if heard == 1 else 's'} after the probe")
-    replayed = sum(source.replayed_batches or 0 for source in worker.sources)
-    if all(source.connected is None for source in worker.sources) and not replayed:
+    if all(source.connected is None for source in worker.sources):
+        if _gateway_hears(facts, worker):
+            return ok(_HEARD_THERE)
         return unknown(worker.sources[0].why_not_tried or "nobody could listen")
+    replayed = sum(source.replayed_batches or 0 for source in worker.sources)
     also = f"; its replay had {replayed}" if replayed else ""
     where = " under the subscribed topic" if any(source.topics_seen for source in worker.sources) else ""
     return fail(f"the worker computed {probe.prompt_tokens} prompt tokens and no event came{where}{also}")
