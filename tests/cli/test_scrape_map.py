@@ -52,6 +52,7 @@ def test_a_page_is_listed_with_its_names_units_and_what_it_lacks() -> None:
         "  kv_usage_ratio         unavailable                          ratio, 0 to 1\n"
         "  prefix_queries_tokens  llamacpp:prompt_tokens_total         tokens, total\n"
         "  prefix_hits_tokens     llamacpp:prompt_tokens_cached_total  tokens, total\n"
+        "  hits_by_tier_tokens    unavailable                          tokens, total\n"
         "  process_start_s        unavailable                          seconds since the epoch\n"
         "  cache_config           unavailable                          labels\n"
     )

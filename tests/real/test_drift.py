@@ -35,7 +35,7 @@ async def test_a_dropped_tail_is_caught_by_hits_that_nobody_claimed(workers: Pai
             await complete(watch.gateway.url, prompt)
             sent += 1
         assert proxy.withheld() == 1 and watch.reports()["tail_drift"] == 1
-        assert watch.reports()["event_gap"] == 0, "no number was missing"
+        assert "event_gap" not in watch.reports(), "no number was missing"
         assert await claimed(watch, prompt) == [HIT_TOKENS]
         await complete(watch.gateway.url, prompt)
         newest = (await receipts(watch, sent + 1))[-1]

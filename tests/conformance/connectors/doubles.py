@@ -77,6 +77,7 @@ OPENAI = Double(
         "kv_usage_ratio",
         "prefix_queries_tokens",
         "prefix_hits_tokens",
+        "hits_by_tier_tokens",
         "process_start_s",
         "cache_config",
     ),
@@ -91,6 +92,7 @@ vllm:num_requests_waiting{engine="0",model_name="m"} 2.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:prefix_cache_queries_total{engine="0",model_name="m"} 1500.0
 vllm:prefix_cache_hits_total{engine="0",model_name="m"} 640.0
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="m",source="device"} 640.0
 vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="39"} 1.0
 process_start_time_seconds 1.76441122e+09
 """
@@ -125,7 +127,13 @@ VLLM = Double(
     ),
     tells_lives=True,
     unhealthy={"GET /health": Answered(status=503)},
-    scrape=Scrape({0: LOAD}, process_start_s=1764411220.0, prefix_queries_tokens=1500, prefix_hits_tokens=640),
+    scrape=Scrape(
+        {0: LOAD},
+        process_start_s=1764411220.0,
+        prefix_queries_tokens=1500,
+        prefix_hits_tokens=640,
+        hits_by_tier_tokens={"gpu": 640},
+    ),
     unavailable=(),
     body=OPENAI_BODY,
     stream=OPENAI_STREAM,
@@ -213,7 +221,7 @@ SGLANG = Double(
     tells_lives=True,
     unhealthy={"GET /health": Answered(status=503)},
     scrape=Scrape({0: LOAD}, process_start_s=34.375, prefix_queries_tokens=1500, prefix_hits_tokens=640),
-    unavailable=("cache_config",),
+    unavailable=("hits_by_tier_tokens", "cache_config"),
     body=OPENAI_BODY,
     stream=OPENAI_STREAM,
     usage=Usage(92, 4, 64),
@@ -258,7 +266,7 @@ LLAMACPP = Double(
         prefix_queries_tokens=380,
         prefix_hits_tokens=200,
     ),
-    unavailable=("kv_usage_ratio", "process_start_s", "cache_config"),
+    unavailable=("kv_usage_ratio", "hits_by_tier_tokens", "process_start_s", "cache_config"),
     body=(
         f'{{"choices":[{{"text":"hi","index":0,"finish_reason":"length"}}],{_usage(91)},{LLAMACPP_TIMINGS}}}'
     ).encode(),

@@ -182,3 +182,13 @@ def test_a_time_window_is_the_difference_of_two_pages_and_a_missing_counter_is_u
     del after["kvrelay_claimed_tokens_total"]  # type: ignore[attr-defined]
     verdicts = {comparison.metric: comparison.verdict for comparison in compare([receipt("in")], after, before)}
     assert verdicts["kvrelay_claimed_tokens_total"] == "unknown"
+
+
+@pytest.mark.covers("OB-10")
+def test_hits_by_tier_are_those_that_workers_tell_apart() -> None:
+    metrics = Metrics()
+    metrics.bind_hits(lambda: {"A": {"gpu": 640, "peer": 3}, "B": {}})
+    page = metrics.render().decode()
+    assert 'kvrelay_reported_cached_tokens_total{tier="gpu",worker="A"} 640.0' in page
+    assert 'kvrelay_reported_cached_tokens_total{tier="peer",worker="A"} 3.0' in page
+    assert 'worker="B"' not in page

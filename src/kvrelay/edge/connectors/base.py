@@ -54,6 +54,7 @@ class Scrape(Struct, frozen=True):
     process_start_s: float | None = None  # on whatever clock the engine has: it only differs from one life to the next
     prefix_queries_tokens: int | None = None
     prefix_hits_tokens: int | None = None
+    hits_by_tier_tokens: Mapping[str, int] = {}  # empty where the engine does not tell them apart
 
 
 class DecodedBatch(Struct, frozen=True, eq=False):

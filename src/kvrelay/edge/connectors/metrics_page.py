@@ -22,6 +22,7 @@ CANONICAL: dict[str, str] = {
     "kv_usage_ratio": "ratio, 0 to 1",
     "prefix_queries_tokens": "tokens, total",
     "prefix_hits_tokens": "tokens, total",
+    "hits_by_tier_tokens": "tokens, total",
     "process_start_s": "seconds since the epoch",
     "cache_config": "labels",
 }
@@ -127,6 +128,14 @@ class Page:
     def sum(self, name: str, rank: int | None = None) -> float | None:
         values = self._values(name, rank)
         return math.fsum(values) if values else None
+
+    def by_label(self, name: str, label: str) -> dict[str, float]:
+        """Totals per value of a label."""
+        totals: dict[str, float] = {}
+        for sample in self.samples.get(name, ()):
+            if label in sample.labels:
+                totals[sample.labels[label]] = totals.get(sample.labels[label], 0.0) + sample.value
+        return totals
 
     def latest(self, name: str) -> float | None:
         values = self._values(name, None)

@@ -246,6 +246,9 @@ class Gateway:
         workers = None if self._place is None else self._place.workers
         self.fleet = Fleet(config, feed=self._hear, clock=monotonic_s, observer=self.metrics, workers=workers)
         self.metrics.bind(self.status, lambda: [view.name for view in self.fleet.views()])
+        self.metrics.bind_hits(
+            lambda: {v.name: v.last_scrape.hits_by_tier_tokens for v in self.fleet.views() if v.last_scrape}
+        )
         self.tokens = self._tokens()
         self._pool = UpstreamPool()
         self._port = DataPort(

@@ -144,11 +144,16 @@ class Metrics(Collector):
         self.e2e = Histogram("kvrelay_e2e_seconds", "Arrival to end.", E2E_S)
         self.decision = Histogram("kvrelay_decision_seconds", "Routing decision, hashing apart.", DECISION_S)
         self._gauges: Callable[[], Iterable[Metric]] = tuple
+        self._hits_by_tier: Callable[[], Mapping[str, Mapping[str, int]]] = dict
         self._token_lookups: Callable[[], tuple[int, int]] | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         for gate in GATES:
             self.gate_loss.add((gate,), 0)
+
+    def bind_hits(self, by_tier: Callable[[], Mapping[str, Mapping[str, int]]]) -> None:
+        """Where totals of hits per worker and tier are read, as the workers themselves count them."""
+        self._hits_by_tier = by_tier
 
     def bind(self, status: Callable[[], RouterStatus], workers: Callable[[], Iterable[str]] = tuple) -> None:
         """Where gauges are read from at each scrape: the router, and the names of all workers of the fleet."""
@@ -206,10 +211,19 @@ class Metrics(Collector):
         for histogram in histograms:
             yield histogram.family()
         yield from self._gauges()
+        yield self._reported_hits()
         if self._token_lookups is not None:
             hits, misses = self._token_lookups()
             yield CounterMetricFamily("kvrelay_token_cache_hits", "Pieces of prompts whose token ids were known.", hits)
             yield CounterMetricFamily("kvrelay_token_cache_misses", "Pieces of prompts that were tokenized.", misses)
+
+    def _reported_hits(self) -> Metric:
+        meaning = "Cached tokens by the worker's own count since its start, where it tells tiers apart."
+        family = CounterMetricFamily("kvrelay_reported_cached_tokens", meaning, labels=("worker", "tier"))
+        for worker, tiers in self._hits_by_tier().items():
+            for tier, tokens in tiers.items():
+                family.add_metric((worker, tier), tokens)
+        return family
 
     def _observe_tokens(self, worker: str, receipt: Receipt) -> None:
         for tier, tokens in (receipt.matched_tiers_at_route or {}).items():

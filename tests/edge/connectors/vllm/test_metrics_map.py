@@ -32,6 +32,13 @@ def test_a_current_page() -> None:
     assert cache_block_size_tokens(page) == 32
 
 
+def test_hits_are_told_apart_by_tier_where_the_engine_does() -> None:
+    line = 'vllm:prompt_tokens_cached_by_source_total{engine="%s",source="%s"} %d\n'
+    page = "".join(line % one for one in (("0", "device", 5), ("1", "device", 2), ("0", "p2p", 3), ("0", "mine", 4)))
+    assert scrape(MAP.read(page)).hits_by_tier_tokens == {"gpu": 7, "peer": 3, "remote": 4}
+    assert scrape(MAP.read(CURRENT)).hits_by_tier_tokens == {}
+
+
 @pytest.mark.covers("S40")
 def test_older_names_without_suffix_and_with_timestamps() -> None:
     found = scrape(

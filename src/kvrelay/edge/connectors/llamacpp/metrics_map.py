@@ -16,6 +16,7 @@ MAP = MetricsMap(
         "kv_usage_ratio": ("llamacpp:kv_cache_usage_ratio",),
         "prefix_queries_tokens": ("llamacpp:prompt_tokens",),  # the computed part
         "prefix_hits_tokens": ("llamacpp:prompt_tokens_cached",),
+        "hits_by_tier_tokens": (),
         "process_start_s": (),  # in a header of the answer, and on another clock
         "cache_config": (),
     }

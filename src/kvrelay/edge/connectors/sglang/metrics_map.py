@@ -19,6 +19,7 @@ MAP = MetricsMap(
         "kv_usage_ratio": ("sglang:token_usage",),
         "prefix_queries_tokens": ("sglang:prompt_tokens",),
         "prefix_hits_tokens": ("sglang:cached_tokens",),
+        "hits_by_tier_tokens": (),
         "process_start_s": ("sglang:startup_time_seconds",),
         "cache_config": (),
     },
