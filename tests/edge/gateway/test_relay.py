@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 
 import aiohttp
@@ -247,6 +248,24 @@ async def test_the_total_time_ends_a_stream_that_never_falls_silent() -> None:
                 await client.post(token_body(stream=True))
         (receipt,) = receipts(gateway)
         assert (receipt.status, receipt.attempts[0].fault) == (Status.TIMEOUT, Fault.TOTAL_TIMEOUT)
+        await until(lambda: gauges_are_zero(gateway))
+
+
+async def test_a_worker_that_takes_no_connection_in_time_is_replaced_and_named() -> None:
+    workers = ScriptedWorker("a"), ScriptedWorker("b")
+    flags = {"gateway__policy": "round_robin", "gateway__timeouts__connect_s": 0.3, "health__interval_s": 3600}
+    async with running(*workers, **flags) as gateway, client_of(gateway) as client:
+        await workers[0].stop()
+        with socket.create_server(("127.0.0.1", workers[0].port), backlog=0) as full:
+            waiting = [socket.socket() for _ in range(4)]
+            for each in waiting:
+                each.setblocking(False)
+                each.connect_ex(full.getsockname())
+            assert [(await client.post(token_body()))[0] for _ in range(2)] == [200, 200]
+            for each in waiting:
+                each.close()
+        faults = [[attempt.fault for attempt in receipt.attempts] for receipt in receipts(gateway)]
+        assert [Fault.CONNECT_TIMEOUT, None] in faults
         await until(lambda: gauges_are_zero(gateway))
 
 

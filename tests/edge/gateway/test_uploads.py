@@ -237,6 +237,7 @@ async def test_an_upload_that_fails_is_not_sent_a_second_time(
         (attempt,) = receipt.attempts
         assert (attempt.fault, receipt.failure_reason, receipt.http_status) == (fault, reason, status)
         assert fault is None or SENT_ONCE in (attempt.detail or "")
+        assert receipt.not_retried_because == (None if fault is None else "body_streamed")
         await until(lambda: gauges_are_zero(gateway))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -173,6 +175,34 @@ async def test_nobody_listens() -> None:
     pool = UpstreamPool()
     assert await call(pool, server.port) == [Fault.CONNECT]
     pool.close()
+
+
+async def test_a_worker_that_takes_no_connections_runs_out_of_time() -> None:
+    """Its queue is full, so the system answers no further connection; as does a host that is not there."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        pool = UpstreamPool()
+        assert await call(pool, full.getsockname()[1], CallTimeouts(connect_s=0.3)) == [Fault.CONNECT_TIMEOUT]
+        pool.close()
+        for each in waiting:
+            each.close()
+
+
+async def test_a_worker_that_never_answers_a_tls_greeting_runs_out_of_time() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with upstream(serve) as (pool, server):
+        noted = Noted()
+        origin = Origin("127.0.0.1", server.port, ssl.create_default_context())
+        pool.request(origin, REQUEST, noted, CallTimeouts(connect_s=0.3))
+        await asyncio.wait_for(noted.over.wait(), 5)
+        assert noted.heard == [Fault.CONNECT_TIMEOUT]
 
 
 async def test_a_stale_kept_connection_is_replaced_once_unseen() -> None:
