@@ -89,7 +89,7 @@ def test_texts_and_chats_are_scored_with_the_tokens_it_sees(pair: Pair, tmp_path
             assert 0 < known(receipt.matched_tokens_at_route) <= known(receipt.actual_cached_tokens)
 
 
-def test_what_a_fork_overwrote_is_corrected_by_the_next_hit(pair: Pair, tmp_path: Path) -> None:
+def test_what_a_fork_overwrote_is_not_claimed(pair: Pair, tmp_path: Path) -> None:
     prompt = tokens(640, seed=1)
     fork = prompt[:480] + tokens(160, seed=2)
     with gateway(pair[:1], tmp_path / "r.jsonl", index_state="approximate") as client:
@@ -98,6 +98,7 @@ def test_what_a_fork_overwrote_is_corrected_by_the_next_hit(pair: Pair, tmp_path
         _, forked, back, again = client.receipts(4)
     assert forked.actual_cached_tokens == 480
     assert back.actual_cached_tokens == 480
+    assert known(back.matched_tokens_at_route) == 480  # by blocks alone it would be all of the prompt
     assert again.actual_cached_tokens == 639 and known(again.matched_tokens_at_route) <= 639
 
 

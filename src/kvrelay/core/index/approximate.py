@@ -16,6 +16,7 @@ hit more is believed from then on.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Self
 
 from kvrelay.core.index.residency import Residency
 from kvrelay.core.model.prompt import BlockKeys
@@ -60,7 +61,7 @@ class Approximate:
         """The engine hit only the first `actual_blocks` of what we believed: the rest is gone."""
         believed = self._residency.held(self._slot, keys)
         if believed > actual_blocks:
-            self._retreat(keys.item(believed - 1), believed - actual_blocks)
+            self.give_back(keys.item(believed - 1), believed - actual_blocks)
 
     def next_expiry(self) -> float | None:
         """When the prompt that was used longest ago is to be forgotten."""
@@ -74,10 +75,18 @@ class Approximate:
             self._forget_oldest(budget_blocks - (before - self._blocks))
         return before - self._blocks
 
-    def _forget_oldest(self, blocks: int) -> None:
-        self._retreat(next(iter(self._ends)), blocks)
+    def remembers(self, end: int) -> bool:
+        """Does a remembered prompt end with this block?"""
+        return end in self._ends
 
-    def _retreat(self, end: int, blocks: int) -> None:
+    def emptied(self) -> Self:
+        """One of the same kind that believes nothing."""
+        return type(self)(self._residency, self._slot, max_blocks=self._max_blocks, ttl_s=self._ttl_s)
+
+    def _forget_oldest(self, blocks: int) -> None:
+        self.give_back(next(iter(self._ends)), blocks)
+
+    def give_back(self, end: int, blocks: int) -> None:
         """Give up to that many blocks back, from `end` towards the head, until another prompt needs the next one."""
         oldest = next(iter(self._ends.values()), 0.0)
         self._ends.pop(end, None)

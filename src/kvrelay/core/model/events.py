@@ -31,6 +31,7 @@ class WorkerSpec(Struct, frozen=True):
     sends_events: bool = True
     has_agent: bool = False  # beside it, somebody keeps a snapshot of what it holds
     sends_usage: bool = True
+    keeps_whole_prompts: bool = False  # not blocks: a prompt that forks from another takes the place of its rest
     engine: str = "unknown"
     models_payload: bool | None = None  # False for mocks: no KV tensor is modelled
 

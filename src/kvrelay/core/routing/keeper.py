@@ -25,6 +25,7 @@ from kvrelay.core.index.sequence import (
     Sequence,
     Verdict,
 )
+from kvrelay.core.index.whole_prompts import WholePrompts
 from kvrelay.core.model.effects import Effect, Report, RequestReplay, RequestSnapshot
 from kvrelay.core.model.events import (
     AgentHeartbeat,
@@ -93,7 +94,7 @@ class Keeper:
             target.drift = Drift(self._settings.drift, lambda keys: self._depth_now(target, keys))
             target.agent = self._new_agent_word() if spec.has_agent else None
         elif block_size:
-            target.approximate = self._new_approximate(target)
+            target.approximate = self._new_approximate(target, spec)
         if not spec.sends_events and not block_size:
             target.index_broken = "no events and no known block size"
         if too_large:
@@ -397,13 +398,14 @@ class Keeper:
         self.residency.empty_holder(target.slot)
         self.in_flight.discard_slot(target.slot)
         if target.approximate is not None:
-            target.approximate = self._new_approximate(target)
+            target.approximate = target.approximate.emptied()
 
     def _new_agent_word(self) -> AgentWord:
         return AgentWord(grace_s=self._settings.heartbeat_grace_s, interval_s=self._settings.census_interval_s)
 
-    def _new_approximate(self, target: Target) -> Approximate:
-        return Approximate(
+    def _new_approximate(self, target: Target, spec: WorkerSpec) -> Approximate:
+        kind = WholePrompts if spec.keeps_whole_prompts else Approximate
+        return kind(
             self.residency,
             target.slot,
             max_blocks=self._settings.max_approximate_blocks,

@@ -7,9 +7,10 @@ What it does, seen on build 11549 (`tests/real/test_llamacpp.py` runs it) and re
   to the slot used longest ago, and hits whole tokens, at most all but the last. The rest of the old prompt is gone,
   unless more than half of it differs: then it is first put into a store of whole prompts in RAM (`--cache-ram`, 8 GiB
   by default, 0 for none), from where it comes back as a whole. So prompts do not share blocks: what a slot overwrites
-  is gone for everybody, and a guess by blocks believes too much after a fork. What it hit corrects the guess.
+  is gone for everybody.
 - `cache_prompt: false` in a request hits nothing; `id_slot` pins a slot. Both pass through the gateway.
-- No events: residency is guessed from routing and marked `approximate`.
+- No events: residency is guessed from routing, by prompts (`core/index/whole_prompts.py`), and marked `approximate`.
+  What it hit corrects the guess.
 - Usage always has `prompt_tokens_details.cached_tokens` (`timings.cache_n` is the same number). Streams of
   `/v1/completions` carry it in their last chunk, asked or not; those of `/v1/chat/completions` in an extra event,
   only if asked.
@@ -66,6 +67,7 @@ class LlamaCppConnector(OpenAiConnector):
         started_s = None if scrape is None else scrape.process_start_s
         return msgspec.structs.replace(
             description,
+            spec=msgspec.structs.replace(description.spec, keeps_whole_prompts=True),
             incarnation=None if started_s is None else f"{started_s:.6f}",
             process_start_s=started_s,
             version=props.build_info,
