@@ -71,7 +71,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 
 
 def test_the_judge_reads_what_is_right() -> None:
-    chunked = b"HTTP/1.1 200 \r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0A\r\n0123456789\r\n0\r\n\r\n"
+    chunked = b"HTTP/1.1 200 \r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0A\r\n0123456789\r\n0\r\nx-t: 1\r\n\r\n"
     head = b"HTTP/1.1 200 OK\r\nx-method: HEAD\r\ncontent-length: 9\r\n\r\n"
     interim = b"HTTP/1.1 100 Continue\r\n\r\n"
     read, rest = read_answers(ANSWER + interim + chunked + head + ANSWER[:-1])
@@ -96,6 +96,9 @@ def test_the_judge_reads_what_is_right() -> None:
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;x\r\na\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nab\r\n0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nhost: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nno trailer\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: y\n\r\n",
     ],
 )
 def test_the_judge_forgives_nothing(wrong: bytes) -> None:

@@ -126,11 +126,29 @@ def _chunked(rest: bytes, coding: bytes) -> tuple[bytes, int] | None:
             raise NotHttp(f"a chunk size is {size_text[:100]!r}")
         size = int(size_text, 16)
         position = end + 2
+        if size == 0:
+            after = _after_trailers(rest, position)
+            return None if after is None else (b"".join(body), after)
         if len(rest) < position + size + 2:
             return None
         if rest[position + size : position + size + 2] != b"\r\n":
             raise NotHttp("a chunk is longer than it says")
         body.append(rest[position : position + size])
         position += size + 2
-        if size == 0:
-            return b"".join(body), position
+
+
+def _after_trailers(rest: bytes, position: int) -> int | None:
+    """Where the message ends: behind the empty line that follows the last trailer. None: not there yet."""
+    while True:
+        end = rest.find(b"\r\n", position)
+        line = rest[position:] if end < 0 else rest[position:end]
+        if b"\n" in line or b"\r" in line.removesuffix(b"\r"):
+            raise NotHttp(f"a bare line end in trailers: {line[:200]!r}")
+        if end < 0:
+            return None
+        position = end + 2
+        if not line:
+            return position
+        name, _ = _header(line)
+        if name.lower() in (b"content-length", b"transfer-encoding", b"host", b"trailer"):
+            raise NotHttp(f"a trailer that must be none: {line[:200]!r}")

@@ -74,6 +74,34 @@ def test_a_chat_is_scored_with_the_engines_own_tokens(workers: Pair, tmp_path: P
         assert receipt.matched_tokens_at_route == receipt.actual_cached_tokens != 0
 
 
+@pytest.mark.covers("S19", "S20")
+def test_messages_are_scored_with_the_engines_own_tokens(workers: Pair, tmp_path: Path) -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "look", "input": {"where": "here"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sunny, and warm"}]}
+    turns: list[dict[str, object]] = [{"role": "user", "content": "what will the weather be like? " * 12}]
+    more: list[list[dict[str, object]]] = [
+        [{"role": "assistant", "content": [{"type": "text", "text": "i look"}, use]}],
+        [{"role": "user", "content": [result, {"type": "text", "text": "and"}, {"type": "text", "text": "now?"}]}],
+        [],
+    ]
+    with gateway(workers, tmp_path / "r.jsonl") as client:
+        for added in more:
+            body = {
+                "model": "tiny",
+                "max_tokens": 4,
+                "system": [{"type": "text", "text": "be kind"}],
+                "messages": turns,
+            }
+            usage = json.loads(client.post("/v1/messages", body))["usage"]
+            turns = turns + added
+        receipts = client.receipts(3)
+    assert usage["input_tokens"] + usage.get("cache_read_input_tokens", 0) == receipts[-1].prompt_tokens
+    for receipt in receipts:
+        assert receipt.unscored_because is None
+        assert receipt.matched_tokens_at_route == receipt.actual_cached_tokens, receipts
+    assert receipts[-1].actual_cached_tokens
+
+
 @pytest.mark.covers("RT-22", "DR-03", "RT-21")
 def test_a_worker_killed_and_started_again_is_a_new_life_without_stale_claims(workers: Pair, tmp_path: Path) -> None:
     victim, _ = workers
