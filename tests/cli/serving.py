@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -105,12 +105,12 @@ class Asker:
                     return
                 await asyncio.sleep(0.05)
 
-    async def until_draining(self) -> None:
-        """In all processes."""
+    async def until_draining(self, how_many: Callable[[Iterable[bool]], bool] = all) -> None:
+        """In `all` processes or in `any`."""
         async with asyncio.timeout(30):
             while True:
                 _, status = await self.admin("GET", "/admin/status")
-                if all(each["draining"] for each in status.get("processes", [status["gateway"]])):
+                if how_many(each["draining"] for each in status.get("processes", [status["gateway"]])):
                     return
                 await asyncio.sleep(0.05)
 

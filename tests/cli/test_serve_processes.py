@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from kvrelay.cli.main import app
 from kvrelay.edge.observe.receipt_file import read_receipts
 from tests.cli.serving import Asker, asking, eventually, serving, write_config
-from tests.edge.gateway.scripted import ScriptedWorker, token_body
+from tests.edge.gateway.scripted import ScriptedWorker, hang, token_body
 
 PROCESSES = 2
 GATEWAY = f"processes = {PROCESSES}"
@@ -156,6 +156,11 @@ async def test_a_change_is_in_force_in_all_processes_when_it_is_answered(
         assert (await client.admin("POST", "/admin/workers/a/resume"))[0] == 200
         assert (await client.admin("POST", "/admin/workers/a/resync"))[0] == 200
         assert (await client.admin("POST", "/admin/workers/c/drain"))[0] == 404
+        bound = {"url": "http://127.0.0.1:9", "events": "bind:tcp://127.0.0.1:5557"}
+        status, answer = await client.admin("POST", "/admin/workers", bound)
+        assert status == 400 and "only one of them could bind that address" in answer["error"]["message"]
+        for body in ({"url": "ftp://x"}, {"url": b.url, "api_key_file": "/etc/passwd"}, []):
+            assert (await client.admin("POST", "/admin/workers", body))[0] == 400
         assert (await client.admin("DELETE", "/admin/workers/b"))[0] == 200
         assert {each["x-kvrelay-worker"] for each in await ask_every_process(client)} == {"a"}
         status, match = await client.admin("POST", "/admin/match", token_body(64))
@@ -199,17 +204,30 @@ async def test_a_process_that_dies_is_replaced_by_one_that_knows_what_was_change
         assert {each["x-kvrelay-worker"] for each in answers} == {bound}, "the new process learned of the session"
 
 
-async def test_a_process_that_is_told_to_end_finishes_its_requests_and_comes_back(
+async def test_a_process_that_is_told_to_end_finishes_its_streams_while_the_others_serve(
     tmp_path: Path, workers: list[ScriptedWorker]
 ) -> None:
-    file = write_config(tmp_path / "k.toml", *workers, gateway=GATEWAY)
+    a, b = workers
+    a.script = hang
+    file = write_config(tmp_path / "k.toml", a, gateway=GATEWAY)
     async with serving(file) as served, asking(served) as client:
+        await client.until_routable("a")
+        held = [asyncio.create_task(client.post(token_body())) for _ in range(12)]
+        await eventually(lambda: len(a.requests) == 12)
+        await client.admin("POST", "/admin/workers", {"url": b.url, "name": "b", "adapter": "vllm"})
         await client.until_routable("a", "b")
+        await client.admin("POST", "/admin/workers/a/drain")
         (told, *_) = await pids(client)
         os.kill(told, signal.SIGTERM)
+        await client.until_draining(any)
+        for _ in range(12):
+            assert (await client.post(token_body()))[0] == 200, "it was sent to the process that leaves"
+        for exchange in a.requests:
+            exchange.respond(200, (), b"{}")
+        assert {status for status, _, _ in await asyncio.gather(*held)} == {200}
         await served.has_said(f"pid={told}: ended as it was told")
         await until_all_ready(client, restarts=1)
-        await ask_every_process(client)
+        assert {each["x-kvrelay-worker"] for each in await ask_every_process(client)} == {"b"}
 
 
 async def test_a_process_that_does_not_take_a_change_is_replaced(tmp_path: Path, workers: list[ScriptedWorker]) -> None:

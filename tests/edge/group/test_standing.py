@@ -11,6 +11,7 @@ import pytest
 from kvrelay.edge.fleet.change import WorkerClash
 from kvrelay.edge.group.group import held_port
 from kvrelay.edge.group.orders import Orders, Standing, read_orders
+from kvrelay.edge.group.safety import refuse_unusable
 from kvrelay.edge.system.config import Config, WorkerConfig
 
 
@@ -51,6 +52,14 @@ def test_a_worker_that_is_resumed_or_removed_is_not_drained_in_the_next_process(
     standing.resume("a")
     standing.remove_worker("b")
     assert list(standing.drained) == []
+
+
+def test_an_address_that_only_one_process_could_bind_is_refused_before_any_is_started() -> None:
+    bound = {**worker("a"), "events": "bind:tcp://127.0.0.1:5557"}
+    with pytest.raises(
+        ValueError, match=r"`events` of worker `a` is `bind:tcp://127.0.0.1:5557`: of several processes"
+    ):
+        refuse_unusable(Config.model_validate({"workers": [bound]}))
 
 
 def test_orders_survive_the_pipe() -> None:

@@ -159,6 +159,11 @@ class Gateway:
             return 0
         return self.host.cut("drain_grace_over")
 
+    def leave_port(self) -> None:
+        """New connections go to the siblings from now on, which is better than to be refused here."""
+        if self._server is not None:
+            self._server.leave_port()
+
     async def cut_short(self) -> int:
         """Ends all open requests now; answers how many."""
         return self.host.cut("gateway_stopped")

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import ValidationError
 
-from kvrelay.edge.gateway.admin import CONFIG_PATH, admits_origin, problem_response
+from kvrelay.edge.gateway.admin import CONFIG_PATH, WORKER_MEMBERS, Policy, admits_origin, problem_response
 from kvrelay.edge.gateway.auth import AdminToken
 from kvrelay.edge.group import merge
 from kvrelay.edge.group.member import Answer, NoAnswer
+from kvrelay.edge.group.safety import refuse_bound_events
 from kvrelay.edge.system.config import WorkerConfig
+from kvrelay.edge.system.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     from kvrelay.edge.group.group import Group
@@ -117,12 +120,14 @@ class GroupAdmin:
     # --- changes -----------------------------------------------------------------------------------------------------
 
     async def _add_worker(self, request: web.Request) -> web.Response:
-        body = await request.read()
-
-        def stands() -> None:
-            self._group.standing.add_worker(WorkerConfig.model_validate_json(body))
-
-        return await self._change(request, stands)
+        worker = _worker_in(await request.read())
+        if worker is None:  # whatever is wrong with it, a process says it in full
+            return await self._from_one(request)
+        try:
+            refuse_bound_events(worker)
+        except ValueError as problem:
+            return problem_response(400, str(problem))
+        return await self._change(request, lambda: self._group.standing.add_worker(worker))
 
     async def _remove_worker(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -142,8 +147,8 @@ class GroupAdmin:
         body = await request.read()
 
         def stands() -> None:
-            wanted = json.loads(body)
-            self._group.standing.switch_policy(wanted["policy"], wanted.get("scorer"))
+            wanted = msgspec.json.decode(body, type=Policy)
+            self._group.standing.switch_policy(wanted.policy, wanted.scorer)
 
         return await self._change(request, stands)
 
@@ -165,6 +170,15 @@ class GroupAdmin:
             request.method, _target(request), await request.read(), stands, _kept(request)
         )
         return _passed(answer)
+
+
+def _worker_in(body: bytes) -> WorkerConfig | None:
+    """None: no worker that a process would take."""
+    try:
+        members = msgspec.json.decode(body, type=dict[str, Any])
+        return WorkerConfig.model_validate(members) if WORKER_MEMBERS.issuperset(members) else None
+    except (*UNREADABLE, ValidationError):
+        return None
 
 
 def _target(request: web.Request) -> str:

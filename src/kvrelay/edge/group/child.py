@@ -17,6 +17,7 @@ from kvrelay.edge.system.config import Config, WorkerConfig
 from kvrelay.edge.system.event_loop import calm_the_collector, loop_factory
 
 DID_NOT_START = 1
+GROUP_FOLLOWS_S = 0.3
 
 
 def main() -> None:
@@ -33,7 +34,8 @@ async def _run(orders: Orders) -> int:
     """
     link = await connect(Path(orders.hub_socket), orders.process)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, link.drain_asked.set)
+    told_to_leave = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, told_to_leave.set)
     for number in (signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, lambda: None)
     gateway = _gateway(orders, link)
@@ -46,13 +48,29 @@ async def _run(orders: Orders) -> int:
     link.attach(gateway.router, gateway.host.feed)
     calm_the_collector()
     link.say(Kind.READY)
-    await link.drain_asked.wait()
+    if await _leaves_alone(link, told_to_leave):
+        gateway.leave_port()
     cut = await _drain(gateway, link)
     link.stop_talking()
     await gateway.stop()
     link.say(Kind.ENDED, encode(cut))
     await link.hang_up()
     return 0
+
+
+async def _leaves_alone(link: Link, told_to_leave: asyncio.Event) -> bool:
+    """Waits for the end. True: it is for this process only, so its siblings should take what comes.
+
+    Who ends a service often signals all its processes at once. Then the group's word follows close behind the signal,
+    and the port must stay open to say that nobody takes requests any more.
+    """
+    by_group = asyncio.ensure_future(link.drain_asked.wait())
+    by_signal = asyncio.ensure_future(told_to_leave.wait())
+    await asyncio.wait((by_group, by_signal), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((by_group,), timeout=GROUP_FOLLOWS_S)
+    for waiting in (by_group, by_signal):
+        waiting.cancel()
+    return not link.drain_asked.is_set()
 
 
 async def _drain(gateway: Gateway, link: Link) -> int:

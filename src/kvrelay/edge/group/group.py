@@ -17,7 +17,6 @@ import random
 import secrets
 import shutil
 import socket
-import ssl
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,19 +28,17 @@ from aiohttp import web
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from kvrelay.edge.fleet.static import worker_access
 from kvrelay.edge.gateway.admin import CONFIG_PATH
-from kvrelay.edge.gateway.auth import Tenants
-from kvrelay.edge.gateway.gateway import admin_token, authority, load_certificate
-from kvrelay.edge.gateway.safety import refuse_unsafe_listeners
+from kvrelay.edge.gateway.gateway import admin_token, authority
 from kvrelay.edge.group.admin import GroupAdmin
 from kvrelay.edge.group.frames import Kind, decode_failed, decode_number
 from kvrelay.edge.group.hub import Hub
 from kvrelay.edge.group.member import Answer, Member, NoAnswer
 from kvrelay.edge.group.merge_metrics import GroupPages, process_gauge
 from kvrelay.edge.group.orders import Orders, Standing
+from kvrelay.edge.group.safety import refuse_unusable
 from kvrelay.edge.observe.receipt_log import LineWriter, receipt_file
-from kvrelay.edge.system.config import Config, WorkerConfig
+from kvrelay.edge.system.config import Config
 from kvrelay.edge.system.config_change import first_state, takes_effect
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
@@ -90,7 +87,7 @@ class Group:
     async def start(self) -> None:
         """Raises what `Gateway.start` raises and leaves nothing open."""
         self._started_at = time.monotonic()
-        _refuse_unusable(self.config)
+        refuse_unusable(self.config)
         try:
             await self._open()
             await self._start_members()
@@ -245,7 +242,7 @@ class Group:
     async def reload(self, wanted: Config) -> tuple[str, ...]:
         """As `Gateway.reload`, in all processes or in none."""
         config, needs_restart = takes_effect(self.config, wanted)
-        _refuse_unusable(config)
+        refuse_unusable(config)
         self.standing.workers_under(config)
         token = admin_token(config.gateway.admin_token_file)
 
@@ -322,10 +319,16 @@ class Group:
             log.error("process_gone process=%d pid=%s: %s; back in %.1f s", member.number, member.pid, what, wait_s)
             await asyncio.sleep(wait_s)
             member.restarts += 1
-            async with self._changing:  # a change that is made meanwhile is not missed
-                began = not self._ending and await member.start(self._orders(member, settle_s=SETTLE_S))
-            if began:
+            if not self._ending and await self._start_again(member):
                 log.info("process_started process=%d pid=%s", member.number, member.pid)
+
+    async def _start_again(self, member: Member) -> bool:
+        try:
+            async with self._changing:  # a change that is made meanwhile is not missed
+                return await member.start(self._orders(member, settle_s=SETTLE_S))
+        except OSError as problem:  # of this machine: too many processes, no memory
+            log.error("process_not_started process=%d: %s", member.number, problem)
+            return False
 
     def _orders(self, member: Member, *, settle_s: float) -> Orders:
         assert self._folder is not None
@@ -392,23 +395,3 @@ def held_port(host: str, port: int) -> socket.socket:
             raise OSError(problem.errno, text) from problem
         raise
     return holder
-
-
-def refuse_bound_events(worker: WorkerConfig) -> None:
-    """An address can be bound by one process only, and the others would hear nothing. Raises ValueError."""
-    if worker.events.startswith("bind:"):
-        raise ValueError(
-            f"`events` of worker `{worker.name}` is `{worker.events}`: of several processes each subscribes for itself,"
-            " and only one of them could bind that address; legal: an address of the worker, `auto` or `none`"
-        )
-
-
-def _refuse_unusable(config: Config) -> None:
-    """What each process would refuse. Raises UnsafeListener, OSError or ValueError."""
-    refuse_unsafe_listeners(config)
-    Tenants(config.tenants, secret=bytes(32))
-    for worker in config.workers:
-        refuse_bound_events(worker)
-        worker_access(worker)
-    if config.gateway.tls_cert is not None:
-        load_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), config)

@@ -53,6 +53,7 @@ class HttpServer:
         self.connections: dict[ServerConnection, None] = {}
         self._loop = asyncio.get_running_loop()
         self._listener: asyncio.Server | None = None
+        self._port = 0
         self._sweeper: asyncio.TimerHandle | None = None
         self._idle: asyncio.Event | None = None
         self._last_left: asyncio.Event | None = None
@@ -67,13 +68,13 @@ class HttpServer:
             reuse_port=reuse_port or None,
             backlog=2048,
         )
+        self._port = int(self._listener.sockets[0].getsockname()[1])
         self._sweep()
 
     @property
     def port(self) -> int:
-        """The bound port, also when port 0 was asked for."""
-        assert self._listener is not None and self._listener.sockets
-        return int(self._listener.sockets[0].getsockname()[1])
+        """The bound port, also when port 0 was asked for, and also after it was left."""
+        return self._port
 
     def change_limits(self, limits: HttpLimits) -> None:
         """For all connections, from their next request on."""
@@ -99,6 +100,11 @@ class HttpServer:
         except TimeoutError:
             return False
         return True
+
+    def leave_port(self) -> None:
+        """No new connections; those that are there go on. For one of several who share the port."""
+        if self._listener is not None:
+            self._listener.close()
 
     async def let_last_answers_leave(self) -> None:
         """Until the connections that are closing have closed, at most as long as one of them may linger."""
