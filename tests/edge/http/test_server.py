@@ -12,6 +12,7 @@ from kvrelay.edge.http.server import Exchange
 from tests.edge.http.raw import connect, send_and_read, serving
 
 GET = b"GET /a?b=1 HTTP/1.1\r\nHost: x\r\n\r\n"
+TE = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
 CLOSE = b"GET /last HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
@@ -105,6 +106,20 @@ async def test_upgrade_is_ignored_and_the_body_is_not_taken_for_a_request() -> N
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +4\r\n\r\nabcd", 400),
         (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
         (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501),
+        (TE + b"Transfer-Encoding: identity\r\n\r\n0\r\n\r\n", 400),
+        (TE + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (TE + b"\r\n0x1\r\na\r\n0\r\n\r\n", 400),
+        (TE + b"\r\n1 \r\na\r\n0\r\n\r\n", 400),
+        (TE + b"\r\n1;a\nb\r\na\r\n0\r\n\r\n", 400),
+        (TE + b"\r\n1\r\nab\r\n0\r\n\r\n", 400),
+        (TE + b"\r\nffffffffffffffff1\r\na\r\n0\r\n\r\n", 400),
+        (TE + b"\r\n0\r\nContent-Length: 5\r\n\r\n", 400),
+        (TE + b"\r\n0\r\nx: a\r\n folded\r\n\r\n", 400),
+        (TE + b"\r\n0\r\n\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 18446744073709551620\r\n\r\nabcd", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4, 4\r\n\r\nabcd", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length : 4\r\n\r\nabcd", 400),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nX: a\rY: b\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 501),
         (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\nabc\r\n0\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: x\r\nX: a\r\n folded\r\n\r\n", 400),

@@ -77,7 +77,14 @@ async def until(condition: object, within_s: float = 5.0) -> None:
 
 @pytest.mark.parametrize("step", [13, 500, 3000])
 @pytest.mark.parametrize(
-    "request_bytes", [with_length(BODY), chunked(BODY), chunked(BODY, trailers=b"x-sum: 1\r\nX-T: 2\r\n")]
+    "request_bytes",
+    [
+        with_length(BODY),
+        chunked(BODY),
+        chunked(BODY, trailers=b"x-sum: 1\r\nX-T: 2\r\n"),
+        with_length(BODY).replace(b"Host: x", b"Host: x\r\nConnection: Upgrade\r\nUpgrade: h2c", 1),
+    ],
+    ids=["length", "chunked", "trailers", "upgrade"],
 )
 async def test_a_large_body_comes_in_pieces_and_the_next_request_is_found_behind_it(
     request_bytes: bytes, step: int

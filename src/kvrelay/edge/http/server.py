@@ -240,6 +240,7 @@ class ServerConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(data[upgrade.args[0] :])
+            return  # what follows was done for the rest
         except httptools.HttpParserError as error:
             if not self._last_request_read:
                 self._refuse(400, f"malformed request: {error}")
