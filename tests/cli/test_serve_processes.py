@@ -115,7 +115,7 @@ async def test_requests_of_all_processes_are_counted_and_found_in_one_place(
     assert CliRunner().invoke(app, ["receipts", "explain", f"{receipts}:1"]).exit_code == 0
 
 
-@pytest.mark.covers("RT-04", "RT-06")
+@pytest.mark.covers("RT-06")
 async def test_a_session_has_one_worker_in_all_processes(tmp_path: Path, workers: list[ScriptedWorker]) -> None:
     file = write_config(tmp_path / "k.toml", *workers, gateway=f'{GATEWAY}\npolicy = "sticky"')
     async with serving(file) as served, asking(served) as client:

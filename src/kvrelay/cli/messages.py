@@ -316,7 +316,7 @@ def gateway_ready(url: str, admin_url: str, config: Config, *, seed: int) -> str
     workers = ", ".join(f"{worker.name} {worker.url}" for worker in config.workers) or "none yet"
     lines = [
         f"kvrelay gateway on {url}, admin on {admin_url}",
-        f"  policy {policy}; seed {seed}",
+        f"  policy {policy}; seed {seed}" + (f"; {gateway.processes} processes" if gateway.processes > 1 else ""),
         f"  workers: {workers}",
     ]
     if gateway.insecure:
