@@ -308,13 +308,45 @@ async def test_a_refused_connection() -> None:
         await bad.stop()
         answers = [await post(gateway) for _ in range(4)]
         assert [(status, complete) for status, _, _, complete in answers] == [(200, True)] * 4
-        faults = [attempt.fault for receipt in receipts(gateway) for attempt in receipt.attempts]
+        faults = _faults(gateway)
         assert set(faults) <= {None, Fault.CONNECT, Fault.RESET} and faults.count(Fault.CONNECT) <= 1
         await until(lambda: standing(gateway) == "dead")
         await good.stop()
         await until(lambda: standing(gateway, "good") == "dead")
         status, body, headers, _ = await post(gateway)
         assert status == 503 and b"no_worker_alive" in body and headers["retry-after"] == "1"
+
+
+async def test_a_connection_that_does_not_come_about() -> None:
+    """A listener whose queue is full drops what would connect, as a network that loses packets would."""
+    good = ScriptedWorker("good", stream)
+    kind = lost(hangs, times={"connect_s": 0.3})
+    async with gateway_before(kind, good) as (bad, gateway):
+        await bad.stop()
+        loop = asyncio.get_running_loop()
+        with socket.socket() as full:
+            full.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            full.bind(("127.0.0.1", bad.port))
+            full.listen(0)
+            fillers = [socket.socket() for _ in range(4)]
+            for filler in fillers:
+                filler.setblocking(False)
+                filler.connect_ex(("127.0.0.1", bad.port))
+            try:
+                async with asyncio.timeout(20):
+                    while Fault.CONNECT_TIMEOUT not in _faults(gateway):
+                        began_s = loop.time()
+                        assert (await post(gateway))[0] == 200
+                assert loop.time() - began_s >= 0.3
+                assert standing(gateway) in ("unreached", "dead")
+                assert receipts(gateway)[0].chosen_worker == "good"
+            finally:
+                for filler in fillers:
+                    filler.close()
+
+
+def _faults(gateway: Gateway) -> list[Fault | None]:
+    return [attempt.fault for receipt in receipts(gateway) for attempt in receipt.attempts]
 
 
 @pytest.mark.covers("S26")
