@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvrelay.core.model.effects import Dispatch, PassThrough, Refuse, Report
+from kvrelay.core.model.effects import Dispatch, Hasten, PassThrough, Refuse, Report
 from kvrelay.core.model.events import ClientLeft, ProbeAnswered, WorkerDrained
 from kvrelay.core.model.units import FallbackReason, Fault, RouteReason, Status
 from tests.core.routing.rig import Rig, chosen, text
@@ -174,3 +174,23 @@ def test_an_outage_of_everybody_costs_no_more_attempts_than_the_budget_allows():
     attempts = sum(len(receipt.attempts) for receipt in rig.receipts)
     assert len(rig.receipts) == requests
     assert requests < attempts <= requests * 1.2 + 10 + rig.now
+
+
+@pytest.mark.covers("S26")
+def test_what_is_under_way_on_a_worker_that_is_gone_is_hastened_once():
+    """A process that is shut down may keep its connections open for ever, and say nothing."""
+    rig = Rig(policy="round_robin", health_failures=2)
+    rig.join("a", "b")
+    for name in ("r1", "r2", "r3"):
+        rig.ask(text(1), request_id=name)
+    rig.accept("r3")
+    gone = rig.live_id("a")
+    assert rig.step(ProbeAnswered(gone, ok=False)) == ()
+    assert [effect for effect in rig.step(ProbeAnswered(gone, ok=False)) if isinstance(effect, Hasten)] == [
+        Hasten("r1", 1),
+        Hasten("r3", 1),
+    ]
+    assert rig.step(ProbeAnswered(gone, ok=False)) == ()
+    rig.join("a", incarnation="2")
+    assert [effect for effect in rig.effects[-6:] if isinstance(effect, Hasten)] == [Hasten("r1", 1), Hasten("r3", 1)]
+    assert rig.finish("r3").status is Status.OK, "what still comes is welcome"

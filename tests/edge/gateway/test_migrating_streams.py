@@ -352,3 +352,53 @@ async def test_a_client_that_reads_slowly_slows_the_next_worker_down_as_well() -
                 received = await response.read()
         assert received.endswith(seen("b", finish="stop") + DONE)
         assert receipts(gateway)[0].migrations in (0, 1)
+
+
+@pytest.mark.covers("RT-23")
+@pytest.mark.parametrize("migrate", [True, False])
+async def test_a_stream_that_hangs_in_the_shutdown_of_its_worker_is_not_waited_for(
+    migrate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvrelay.edge.gateway.request.PATIENCE_WITH_GONE_S", 0.3)
+
+    def begins_and_hangs(exchange: Exchange) -> None:
+        exchange.start(200, (EVENT_STREAM,))
+        exchange.write(piece("a", 7) + piece("b", 8))
+        workers[0].healthy = False
+
+    workers = [ScriptedWorker("a", begins_and_hangs), ScriptedWorker("b", ENDS)]
+    async with running(*workers, gateway__policy="round_robin", retry__migrate=migrate) as gateway:
+        async with asyncio.timeout(20), client_of(gateway) as client:
+            if migrate:
+                assert (await client.post(token_body(stream=True, max_tokens=5)))[1] == WHOLE
+            else:
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await client.post(token_body(stream=True, max_tokens=5))
+        assert receipts(gateway)[0].attempts[0].fault is Fault.IDLE_TIMEOUT
+
+
+async def test_a_worker_that_ends_in_good_order_may_end_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvrelay.edge.gateway.request.PATIENCE_WITH_GONE_S", 5.0)
+    ended = asyncio.Event()
+
+    def goes_on(exchange: Exchange) -> None:
+        exchange.start(200, (EVENT_STREAM,))
+        worker.healthy = False
+        tick(exchange)
+
+    def tick(exchange: Exchange) -> None:
+        if ended.is_set():
+            exchange.write(DONE)
+            exchange.finish()
+        else:
+            exchange.write(piece("a", 7))
+            asyncio.get_running_loop().call_later(0.05, tick, exchange)
+
+    worker = ScriptedWorker("a", goes_on)
+    async with running(worker) as gateway, client_of(gateway) as client:
+        asked = asyncio.ensure_future(client.post(token_body(stream=True, max_tokens=5)))
+        await until(lambda: gateway.status().workers[0].standing == "dead")
+        await asyncio.sleep(0.3)
+        ended.set()
+        assert (await asked)[1].endswith(DONE)
+        assert receipts(gateway)[0].status is Status.OK

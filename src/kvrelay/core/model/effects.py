@@ -54,6 +54,17 @@ class CancelAttempt(Struct, frozen=True):
     attempt: int
 
 
+class Hasten(Struct, frozen=True):
+    """Bear no long silence of this attempt any more: its worker is gone as far as probes can tell.
+
+    It may be ending in good order, so what still comes of it is welcome; but a process that is being shut down can keep
+    its connections open and never say another word.
+    """
+
+    request_id: str
+    attempt: int
+
+
 class RequestReplay(Struct, frozen=True):
     """Ask the worker for its event batches from `from_seq` on; answer with ReplayArrived or ReplayUnavailable."""
 
@@ -125,6 +136,7 @@ Effect = (
     | PassThrough
     | BreakOff
     | CancelAttempt
+    | Hasten
     | RequestReplay
     | RequestSnapshot
     | WakeAt

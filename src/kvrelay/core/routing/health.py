@@ -73,11 +73,16 @@ class Health:
 
     def standing(self, now: float) -> Standing:
         if not self.up:
-            return Standing.DEAD if self._probe_failures >= self._failures_to_down else Standing.UNREACHED
+            return Standing.DEAD if self.dead else Standing.UNREACHED
         if self._suspended_until is None:
             return Standing.ROUTABLE
         on_trial = self._trial is not None and now < self._trial_until
         return Standing.SUSPENDED if on_trial or now < self._suspended_until else Standing.ROUTABLE
+
+    @property
+    def dead(self) -> bool:
+        """Its probes fail."""
+        return not self.up and self._probe_failures >= self._failures_to_down
 
     @property
     def steady(self) -> bool:

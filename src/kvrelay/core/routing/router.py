@@ -26,6 +26,7 @@ from kvrelay.core.model.effects import (
     CancelAttempt,
     Dispatch,
     Effect,
+    Hasten,
     PassThrough,
     Refuse,
     Report,
@@ -66,7 +67,7 @@ from kvrelay.core.model.events import (
     WorkerLeft,
     WorkerResumed,
 )
-from kvrelay.core.model.ids import TargetId
+from kvrelay.core.model.ids import TargetId, WorkerId
 from kvrelay.core.model.prompt import BlockKeys, Prompt, Usage
 from kvrelay.core.model.siblings import Placement, SiblingLoad
 from kvrelay.core.model.units import Fault, RouteReason, Status
@@ -677,7 +678,11 @@ class Router:
             return ()
         replaced: Effects = ()
         if known is not None:
-            replaced = (*self._left(now, event.worker.name), Report("worker_replaced", event.worker.name))
+            replaced = (
+                *self._left(now, event.worker.name),
+                Report("worker_replaced", event.worker.name),
+                *self._hasten(known.id),
+            )
         health = Health(failures_to_down=self.settings.health_failures, successes_to_up=self.settings.health_successes)
         targets = tuple(self._keeper.new_target(event.worker, rank, event.spec) for rank in range(event.spec.ranks))
         for target in targets:
@@ -711,7 +716,19 @@ class Router:
             return self._late()
         if not worker.health.up:
             self._fleet.changed()  # what was only suspected may be known now
-        return self._report_change(worker, worker.health.probed(event.ok), event.detail)
+        was_dead = worker.health.dead
+        reports = self._report_change(worker, worker.health.probed(event.ok), event.detail)
+        return reports + self._hasten(worker.id) if worker.health.dead and not was_dead else reports
+
+    def _hasten(self, worker_id: WorkerId) -> Effects:
+        """Whatever is still under way on a worker that is gone."""
+        return tuple(
+            Hasten(live.arrived.request_id, live.current.number)
+            for live in self._live.values()
+            if live.current is not None
+            and live.current.fault is None
+            and live.current.decision.target.worker == worker_id
+        )
 
     def _kv_batch(self, now: float, event: KvBatch) -> Effects:
         worker = self._fleet.live(event.worker)

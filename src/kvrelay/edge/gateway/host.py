@@ -17,6 +17,7 @@ from kvrelay.core.model.effects import (
     BreakOff,
     CancelAttempt,
     Dispatch,
+    Hasten,
     PassThrough,
     Refuse,
     Report,
@@ -48,6 +49,7 @@ class HostedRequest(Protocol):
     def pass_through(self) -> None: ...
     def break_off(self, effect: BreakOff) -> None: ...
     def cancel(self) -> None: ...
+    def hasten(self, attempt: int) -> None: ...
     def expire(self) -> None: ...
     def cut(self, reason: str) -> None: ...
 
@@ -82,6 +84,7 @@ class RouterHost:
             PassThrough: self._pass_through,
             BreakOff: self._break_off,
             CancelAttempt: self._cancel,
+            Hasten: self._hasten,
             RequestReplay: replay,
             RequestSnapshot: snapshot,
             WakeAt: self._wake_at,
@@ -151,6 +154,9 @@ class RouterHost:
 
     def _cancel(self, effect: CancelAttempt) -> None:
         self.requests[effect.request_id].cancel()
+
+    def _hasten(self, effect: Hasten) -> None:
+        self.requests[effect.request_id].hasten(effect.attempt)
 
     def _wake_at(self, effect: WakeAt) -> None:
         wake: asyncio.TimerHandle

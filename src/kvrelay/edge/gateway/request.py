@@ -67,6 +67,7 @@ JSON: Header = (b"content-type", b"application/json")
 CHUNKED = b"transfer-encoding: chunked\r\n"
 SENT_ONCE = "its body was passed on as it came and cannot be sent again"
 TOTAL_TIME_OVER = "the request took longer than it may in all"
+PATIENCE_WITH_GONE_S = 10.0  # with the silence of a worker whose probes fail
 MAX_HELD_BYTES = 1024 * 1024
 MAX_COUNTED_BODY_BYTES = 8 * 1024 * 1024
 BACK_PRESSURE_STATUS = frozenset((429, 503))
@@ -364,6 +365,10 @@ class ClientRequest:
             call.abort()
         if self._body_relay is not None:
             self._body_relay.close()
+
+    def hasten(self, attempt: int) -> None:
+        if self._call is not None and attempt == self._attempt:
+            self._call.hasten(PATIENCE_WITH_GONE_S)
 
     def expire(self) -> None:
         """The total time is over."""

@@ -141,6 +141,13 @@ class Call:
             if self.body_open:
                 self._watch_body()
 
+    def hasten(self, silence_s: float) -> None:
+        """From now on no silence of the worker is borne for longer than this."""
+        times = self.timeouts
+        self.timeouts = CallTimeouts(times.connect_s, min(times.first_byte_s, silence_s), min(times.idle_s, silence_s))
+        if self.deadline_s != NEVER:  # else the silence is not its own
+            self.deadline_s = min(self.deadline_s, self._pool.now() + silence_s)
+
     def send(self, data: bytes) -> None:
         """More of the body, framed as the head says. Not before `on_accepted`, and not after `on_writable(False)`."""
         assert self.body_open, "the body has ended"
