@@ -16,6 +16,7 @@ import pytest
 from kvrelay.core.model.effects import RequestReplay
 from kvrelay.core.model.events import (
     Event,
+    EventsHeard,
     KvBatch,
     LoadReported,
     ProbeAnswered,
@@ -145,7 +146,7 @@ async def test_a_worker_without_events_is_said_to_be_guessed_about(said: list[st
 
 @pytest.mark.covers("MK-03")
 async def test_events_that_never_come_are_noticed_by_what_the_engine_computed(said: list[str]) -> None:
-    config = {"name": "a", "topic": "nobody-publishes-this"}
+    config = {"name": "a", "topic": "nobody-publishes-this", "replay": "none"}
     async with ScriptedWorker() as worker:
         worker.metrics_lines = ["vllm:prefix_cache_queries_total 10", "vllm:prefix_cache_hits_total 0"]
         async with running(WorkerConfig(url=worker.url, **config)) as run:
@@ -157,6 +158,19 @@ async def test_events_that_never_come_are_noticed_by_what_the_engine_computed(sa
             problem = "it computed 8500 prompt tokens and not one event of it came; are `events` and `topic` right?"
             assert run.fleet.view("a").events_problem == problem
             assert said[1:] == [f"WARNING events_silent worker=a: {problem}"]
+
+
+@pytest.mark.covers("S23")
+async def test_a_little_computed_in_silence_is_enough_where_a_replay_says_why() -> None:
+    async with ScriptedWorker() as worker:
+        worker.metrics_lines = ["vllm:prefix_cache_queries_total 10", "vllm:prefix_cache_hits_total 0"]
+        async with running(WorkerConfig(url=worker.url, name="a", topic="kv@b")) as run:
+            await run.until(lambda: run.fleet.view("a").last_scrape)
+            await worker.publish(0, payload())
+            worker.metrics_lines[0] = "vllm:prefix_cache_queries_total 74"
+            await run.until(lambda: run.of(EventsHeard))
+            problem = "its events have topic `kv@a@m`, subscribed is `kv@b`"
+            assert run.of(EventsHeard)[0].problem == run.fleet.view("a").events_problem == problem
 
 
 async def test_batches_carry_the_incarnation_and_are_counted() -> None:

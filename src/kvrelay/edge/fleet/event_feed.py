@@ -205,6 +205,11 @@ class EventFeed:
         self._connected.add(source)
         self._spawn(self._catch_up(source))
 
+    async def look_again(self) -> None:
+        """Asks for what may have been missed; it also shows a topic that is not the one subscribed to."""
+        for source in self.sources:
+            await self._catch_up(source)
+
     async def _catch_up(self, source: EventSource) -> None:
         """What is fed here twice, because it also came by itself, the router knows by its number."""
         await asyncio.sleep(SUBSCRIPTION_SETTLES_S)

@@ -17,6 +17,7 @@ class EventSilence:
     def __init__(self) -> None:
         self._computed_before_tokens: int | None = None
         self._unheard_tokens = 0
+        self._looked_at_tokens = 0
         self.problem: str | None = None
         """What an operator should know; None while nothing points to it."""
 
@@ -34,6 +35,12 @@ class EventSilence:
             computed = f"it computed {self._unheard_tokens} prompt tokens and not one event of it came"
             self.problem = f"{computed}; are `events` and `topic` right?"
         self._unheard_tokens = computed_tokens - self._computed_before_tokens
+
+    def worth_a_look(self) -> bool:
+        """More was computed in silence since this was last answered with True: a replay may say why."""
+        grown = self._unheard_tokens > self._looked_at_tokens
+        self._looked_at_tokens = self._unheard_tokens
+        return grown
 
 
 def _computed_tokens(scrape: Scrape) -> int | None:

@@ -44,6 +44,7 @@ from kvrelay.edge.system.config import WorkerConfig
 
 JITTER = 0.2  # of the interval, so that many workers are not probed in step
 IDENTITY_TIMEOUT_S = 1.0
+_SILENCE = "silence"
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class WorkerWatch:
         self._last_scrape: Scrape | None = None
         self._silence = EventSilence()
         self._refused: str | None = None  # why we do not listen where it publishes
-        self._events_problem_said = False
+        self._events_problem_said: str | None = None
         self._agent: AgentLink | None = None
         self._tls_session = TlsSession()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -190,7 +191,7 @@ class WorkerWatch:
         self.upstream = self.upstream or Upstream(self.config.url, self._access.headers, connector, self._access.tls)
         self._events.attach(worker, connector, description.sources, tells_lives=self._tells_lives)
         if is_new:
-            self._silence, self._events_problem_said = EventSilence(), False
+            self._silence, self._events_problem_said = EventSilence(), None
             self._introduce(description)
             self._around.feed(WorkerJoined(worker, description.spec))
         self._tell_events_problem()
@@ -306,6 +307,8 @@ class WorkerWatch:
     def _listen(self, scrape: Scrape) -> None:
         if self._events.sources:
             self._silence.observe(scrape, heard=bool(self._events.last_seq))
+            if self._silence.worth_a_look():
+                self._spawn(self._events.look_again())
         self._tell_events_problem()
 
     @property
@@ -313,11 +316,13 @@ class WorkerWatch:
         return self._refused or self._events.problem or self._silence.problem
 
     def _tell_events_problem(self) -> None:
-        """When it begins and when it ends. How much was computed in silence changes all the time and is no news."""
-        problem = self._events_problem
-        if (problem is None) == (not self._events_problem_said) or self._worker is None:
+        """When it begins, ends, or is known for certain. How much was computed in silence changes and is no news."""
+        certain = self._refused or self._events.problem
+        kind = certain or (_SILENCE if self._silence.problem is not None else None)
+        if kind == self._events_problem_said or self._worker is None:
             return
-        self._events_problem_said = problem is not None
+        self._events_problem_said = kind
+        problem = certain or self._silence.problem
         self._around.feed(EventsHeard(self._worker, problem))
         if problem is not None:
             _log.warning("events_silent worker=%s: %s", self.config.name, problem)
