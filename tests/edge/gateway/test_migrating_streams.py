@@ -144,7 +144,7 @@ async def test_a_broken_stream_goes_on_as_if_nothing_had_been(options: dict[str,
             ]
             assert receipt.prompt_tokens == counts["prompt_tokens"]
             assert receipt.completion_tokens == counts["completion_tokens"]
-            assert len(receipt.itl_ms) >= 5 and max(receipt.itl_ms) > 200, "the client saw the gap"
+            assert max(receipt.itl_ms) > 200, "the client saw the gap"
 
 
 @pytest.mark.covers("RT-23", "S27")
