@@ -46,7 +46,7 @@ def test_both_forms_agree_on_every_slot(holdings, in_the_air, asked, partial_las
     few = match_few(prompt, residency=residency, in_flight=in_flight, sizes=sizes, slots=4)
     many = match_many(prompt, residency=residency, in_flight=in_flight, tokens_per_block=sizes, slots=4)
     assert [few.at(slot) for slot in slots] == [many.at(slot) for slot in slots]
-    assert few.best() == many.best()
+    assert few.best() == many.best() and few.promised() == many.promised()
     arrays = few.arrays()
     assert np.array_equal(arrays.reachable(), many.reachable()) and np.array_equal(arrays.fast, many.fast)
 

@@ -128,7 +128,14 @@ def test_a_candidates_terms_can_be_added_up_by_hand(rig):
     receipt = rig.serve(text(1, blocks=12))
     for candidate in receipt.candidates:
         assert sum(candidate.terms.values()) == pytest.approx(candidate.score)
-        assert set(candidate.terms) == {"queue_ms", "compute_ms", "displaced_ms", "transfer_ms", "decode_ms"}
+        assert set(candidate.terms) == {
+            "queue_ms",
+            "compute_ms",
+            "displaced_ms",
+            "growth_ms",
+            "transfer_ms",
+            "decode_ms",
+        }
 
 
 @pytest.mark.covers("RC-16")

@@ -148,6 +148,7 @@ def test_every_term_of_a_scorer_has_its_words() -> None:
         prefill_tokens_per_s=one,
         load=np.ones((6, 1)),
         backlog_tokens=one,
+        growth_tokens=one,
         foreign_prefill_tokens=1.0,
     )
     weights = Weights(alpha=1.0, beta=1.0, gamma=1.0, delta=1.0)

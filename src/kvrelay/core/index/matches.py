@@ -45,6 +45,10 @@ class Matches(Protocol):
         """Tokens that the slot with the deepest match can reach."""
         ...
 
+    def promised(self) -> bool:
+        """Whether that depth is reached by a running prefill only."""
+        ...
+
     def arrays(self) -> ArrayMatches: ...
 
 
@@ -66,6 +70,9 @@ class ArrayMatches(Struct, frozen=True, eq=False):
     def best(self) -> int:
         return int(np.maximum.reduce(self.reachable()))
 
+    def promised(self) -> bool:
+        return self.ready is not self.fast and bool(self.ready.max() > self.fast.max())
+
     def arrays(self) -> ArrayMatches:
         return self
 
@@ -80,6 +87,9 @@ class FewMatches(Struct, frozen=True, eq=False):
 
     def best(self) -> int:
         return max(match.reachable() for match in self.slots)
+
+    def promised(self) -> bool:
+        return max([match.ready for match in self.slots]) > max([match.fast for match in self.slots])
 
     def arrays(self) -> ArrayMatches:
         tiers = self.slots[0].lower  # the same ones in every slot

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec import Struct
 
+from kvrelay.core.load.growth import Growth
 from kvrelay.core.load.prefill_rate import PrefillRates
 from kvrelay.core.load.siblings import SiblingLoads
 from kvrelay.core.model.arrays import Floats
@@ -74,6 +75,7 @@ class Ledger:
         self.slots: list[SlotLoad] = []
         self.version = 0
         self.rates = PrefillRates(initial_tokens_per_s=initial_prefill_tokens_per_s)
+        self.growth = Growth()
         self.prefilling_requests = 0  # over all slots; with none there is no backlog to work out
         self.foreign_requests = 0  # over all slots
         self.siblings = SiblingLoads()
@@ -92,12 +94,14 @@ class Ledger:
             self.slots.append(SlotLoad())
             self._table = np.hstack([self._table, np.zeros((len(KINDS) + 1, 1))])
         self.rates.add_slot(slot)
+        self.growth.add_slot(slot)
         self._clear(slot)
 
     def drop_slot(self, slot: int) -> None:
         """Forget a slot with all its bookings; their later ends find nothing and change nothing."""
         self._bookings = {r: b for r, b in self._bookings.items() if b.slot != slot}
         self.prefilling_requests -= self.slots[slot].queued_requests
+        self.growth.drop_slot(slot)
         self._clear(slot)
 
     def table(self) -> Floats:

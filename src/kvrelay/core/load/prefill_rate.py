@@ -15,6 +15,7 @@ from kvrelay.core.model.arrays import Floats
 
 _DECAY = 0.9
 _MIN_SAMPLE_TOKENS = 128
+_TEACHES_OTHERS = 3  # of a slot's first samples; after that it speaks for itself
 _MAX_PROGRESS = 0.8  # of a backlog may be presumed done; a worker that hangs must not look idle
 
 
@@ -39,13 +40,24 @@ class PrefillRates:
 
     def add_slot(self, slot: int) -> None:
         """Start a slot; with what the others taught us, if anything."""
-        learned = [rate.tokens_per_s for i, rate in enumerate(self._rates) if rate.samples and i != slot]
-        fresh = _Rate(sum(learned) / len(learned) if learned else self._initial)
         if slot == len(self._rates):
-            self._rates.append(fresh)
+            self._rates.append(_Rate(self._initial))
             self._table = np.hstack([self._table, np.zeros((2, 1))])
-        self._rates[slot] = fresh
+        self._rates[slot] = _Rate(self._initial)
         self._changed[slot] = None
+        self._presume()
+
+    def _presume(self) -> None:
+        """Of a slot that has shown nothing yet the same is expected as of the others: else the first one to answer
+        would look quicker, or slower, than all the rest."""
+        learned = [rate.tokens_per_s for rate in self._rates if rate.samples]
+        if not learned:
+            return
+        mean = sum(learned) / len(learned)
+        for slot, rate in enumerate(self._rates):
+            if not rate.samples:
+                rate.tokens_per_s = mean
+                self._changed[slot] = None
 
     def of(self, slot: int) -> float:
         """Tokens per second of one slot."""
@@ -79,6 +91,8 @@ class PrefillRates:
         if rate.seconds > 0:
             rate.tokens_per_s = rate.tokens / rate.seconds
             rate.samples += 1
+            if rate.samples <= _TEACHES_OTHERS:
+                self._presume()
 
     def prefill_abandoned(self, now: float, slot: int) -> None:
         """A booked prefill will not finish; it teaches nothing."""

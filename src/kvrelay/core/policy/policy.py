@@ -30,6 +30,7 @@ class Row(Struct, frozen=True):
     foreign: float
     recent_tokens: float
     backlog_tokens: float  # prefill booked there and, by the learned rate, not computed yet
+    growth_tokens: float  # of a prompt that begins a conversation: what those that began there will bring
     prefill_tokens_per_s: float  # learned
     foreign_prefill_tokens: float  # what each request that we did not book is presumed to need
     prompt_tokens: int
@@ -44,6 +45,7 @@ class Arrays(Struct, frozen=True, eq=False):
     transfer_ms: Floats | None  # estimated, for loading what is reachable and not ready; None: nothing is
     load: Floats  # one row per kind, as `ledger.KINDS` and `ledger.RECENT`, one column per candidate
     backlog_tokens: Floats | None  # prefill booked there and, by the learned rate, not computed yet; None: none is
+    growth_tokens: Floats | None  # for a prompt that begins a conversation, what those begun there will bring
     prefill_tokens_per_s: Floats  # learned rates
     foreign_prefill_tokens: float  # what each request that we did not book is presumed to need; 0: there is none
     prompt_tokens: int
@@ -63,6 +65,7 @@ class Arrays(Struct, frozen=True, eq=False):
             foreign=foreign,
             recent_tokens=recent,
             backlog_tokens=0.0 if self.backlog_tokens is None else float(self.backlog_tokens[at]),
+            growth_tokens=0.0 if self.growth_tokens is None else float(self.growth_tokens[at]),
             prefill_tokens_per_s=float(self.prefill_tokens_per_s[at]),
             foreign_prefill_tokens=self.foreign_prefill_tokens,
             prompt_tokens=self.prompt_tokens,

@@ -4,6 +4,8 @@
                plus what requests from elsewhere are likely to need
     compute    missing tokens / rate
     displaced  half of compute: these tokens also delay whoever comes next to the worker
+    growth     of a prompt that begins a conversation only: a share of what the conversations that began there lately
+               will still bring, see `load/growth.py`
     transfer   loading what lies in lower tiers
     decode     interference of running generations with prefill
 
@@ -20,6 +22,7 @@ from kvrelay.core.model.arrays import Floats
 from kvrelay.core.policy.policy import Arrays, Row
 
 _DISPLACED_SHARE = 0.5
+_GROWTH_SHARE = 1.0  # weighs even spreading against whole families; found on random orders of arrival
 _DECODE_MS_PER_REQUEST = 1.0
 _TOLERANCE_SHARE, _TOLERANCE_MS = 0.05, 1.0
 
@@ -36,6 +39,8 @@ class PredictScorer:
         work_tokens = (arrays.prompt_tokens - arrays.reachable_tokens) * (1.0 + _DISPLACED_SHARE)
         if arrays.backlog_tokens is not None:
             work_tokens += arrays.backlog_tokens
+        if arrays.growth_tokens is not None:
+            work_tokens += arrays.growth_tokens * _GROWTH_SHARE
         if arrays.foreign_prefill_tokens:
             work_tokens += foreign * arrays.foreign_prefill_tokens
         scores = work_tokens / arrays.prefill_tokens_per_s
@@ -48,6 +53,7 @@ class PredictScorer:
     def score(self, row: Row) -> float:
         work_tokens = (row.prompt_tokens - row.reachable_tokens) * (1.0 + _DISPLACED_SHARE)
         work_tokens += row.backlog_tokens
+        work_tokens += row.growth_tokens * _GROWTH_SHARE
         work_tokens += row.foreign * row.foreign_prefill_tokens
         score = work_tokens / row.prefill_tokens_per_s * 1000.0 + row.transfer_ms
         return score + (row.active - row.queued + row.foreign) * _DECODE_MS_PER_REQUEST
@@ -59,6 +65,7 @@ class PredictScorer:
             "queue_ms": (row.backlog_tokens + row.foreign * row.foreign_prefill_tokens) * ms_per_token,
             "compute_ms": compute_ms,
             "displaced_ms": compute_ms * _DISPLACED_SHARE,
+            "growth_ms": row.growth_tokens * _GROWTH_SHARE * ms_per_token,
             "transfer_ms": row.transfer_ms,
             "decode_ms": (row.active - row.queued + row.foreign) * _DECODE_MS_PER_REQUEST,
         }

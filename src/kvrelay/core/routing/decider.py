@@ -34,7 +34,8 @@ class Decider:
     ) -> Decision:
         """Choose among `slots`, which must not be empty. `session`: that of the request, if sessions are bound."""
         matches = self._match(arrived)
-        field = self._field(now, policy, arrived, slots, matches, session)
+        begins = policy.needs_match and matches is not None and self._begins(arrived, matches)
+        field = self._field(now, policy, arrived, slots, matches, session, grows=begins and not _promised(matches))
         choice = policy.choose(now, field, self._ledger)
         target = self._fleet.at(choice.slot)
         spec = self._fleet.workers[target.id.worker.name].spec
@@ -52,6 +53,7 @@ class Decider:
             models_payload=spec.models_payload,
             index_state=target.index_state,
             matches=matches,
+            begins=begins,
             load_version=self._ledger.version,
             targets=self._fleet.targets,
         )
@@ -75,6 +77,8 @@ class Decider:
         slots: Ints,
         matches: Matches | None,
         session: Session | None,
+        *,
+        grows: bool,
     ) -> Field:
         few = policy.takes_rows and len(self._fleet.targets) <= FEW_SLOTS
         return Field(
@@ -84,17 +88,25 @@ class Decider:
             bound=self._bound(now, session, slots) if policy.binds_sessions else NOT_BOUND,
             has_session=arrived.session_id is not None,
             draw=arrived.draw,
-            arrays=self._arrays(now, arrived, slots, matches) if policy.needs_arrays and not few else None,
-            rows=self._rows(now, arrived, slots, matches) if few else None,
+            arrays=self._arrays(now, arrived, slots, matches, grows=grows) if policy.needs_arrays and not few else None,
+            rows=self._rows(now, arrived, slots.tolist(), matches, grows=grows) if few else None,
         )
 
-    def _rows(self, now: float, arrived: RequestArrived, slots: Ints, matches: Matches | None) -> tuple[Row, ...]:
+    def _begins(self, arrived: RequestArrived, matches: Matches) -> bool:
+        """Whether the prompt is the first of a conversation, as far as anybody can tell."""
+        size, keys = next(iter(arrived.prompt.keys.items()))
+        return self._ledger.growth.begins(keys, matches.best() // size)
+
+    def _rows(
+        self, now: float, arrived: RequestArrived, slots: list[int], matches: Matches | None, *, grows: bool
+    ) -> tuple[Row, ...]:
         ledger, rates = self._ledger, self._ledger.rates
         prompt_tokens = arrived.prompt.prompt_tokens or 0
         foreign_tokens = ledger.mean_prefill_tokens(prompt_tokens) if ledger.foreign_requests else 0.0
         block_size = next(iter(self._fleet.tokens_per_block), 1)
+        ahead = ledger.growth.expected_tokens(now, slots) if grows else [0.0] * len(slots)
         rows = []
-        for slot in slots.tolist():
+        for slot, growth_tokens in zip(slots, ahead, strict=True):
             load = ledger.slots[slot]
             match = NO_MATCH if matches is None else matches.at(slot)
             backlog = load.active_prefill_tokens
@@ -110,6 +122,7 @@ class Decider:
                     load.foreign_requests,
                     load.recent_tokens,
                     rates.remaining(now, slot, backlog) if backlog else 0.0,
+                    growth_tokens,
                     rates.of(slot),
                     foreign_tokens,
                     prompt_tokens,
@@ -118,7 +131,9 @@ class Decider:
             )
         return tuple(rows)
 
-    def _arrays(self, now: float, arrived: RequestArrived, slots: Ints, matches: Matches | None) -> Arrays:
+    def _arrays(
+        self, now: float, arrived: RequestArrived, slots: Ints, matches: Matches | None, *, grows: bool
+    ) -> Arrays:
         ledger, prompt_tokens = self._ledger, arrived.prompt.prompt_tokens or 0
         load = _of(ledger.table(), slots)
         rates, working_since = _of(ledger.rates.table(), slots)
@@ -133,6 +148,7 @@ class Decider:
             backlog_tokens=remaining_tokens(load[PREFILL], rates, now - working_since)
             if ledger.prefilling_requests or ledger.siblings.prefilling_requests
             else None,
+            growth_tokens=ledger.growth.expected_tokens_of_many(now, slots) if grows else None,
             prefill_tokens_per_s=rates,
             foreign_prefill_tokens=ledger.mean_prefill_tokens(prompt_tokens) if ledger.foreign_requests else 0.0,
             prompt_tokens=prompt_tokens,
@@ -175,6 +191,11 @@ class Decider:
         """The slot of this rank, if it is among the candidates."""
         target = None if target_id is None else self._fleet.target(target_id.worker, target_id.rank)
         return target.slot if target is not None and target.slot in slots else None
+
+
+def _promised(matches: Matches | None) -> bool:
+    """A prefix that is only being computed now: who comes with it waits there, whatever may come of it."""
+    return matches is not None and matches.promised()
 
 
 def _of(array: Floats, slots: Ints) -> Floats:

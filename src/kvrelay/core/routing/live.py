@@ -29,6 +29,7 @@ class Decision(Struct, frozen=True, eq=False):
     chosen_load: tuple[int, ...]  # as `ledger.KINDS`
     chosen_rate: float  # learned prefill tokens per second
     claimed_tokens: int  # what the chosen worker was believed to be able to reuse, from all tiers
+    begins: bool  # the prompt was the first of a conversation
     load_version: int
     targets: list[Target | None]  # by slot, as the fleet was
 

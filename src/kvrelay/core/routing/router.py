@@ -348,6 +348,15 @@ class Router:
             decode_blocks=-(-prompt_tokens // block_size) if block_size else 0,
         )
         keys = prompt.keys.get(block_size)
+        if keys is not None and self.policy.needs_match:
+            self._ledger.growth.placed(
+                now,
+                decision.slot,
+                keys,
+                matched_tokens=decision.claimed_tokens,
+                prefill_tokens=max(0, prompt_tokens - decision.claimed_tokens),
+                begins=decision.begins,
+            )
         if keys is not None and _worth_noting(len(keys), decision.claimed_tokens // block_size):
             self._keeper.in_flight.add(live.arrived.request_id, decision.slot, keys)
             self._speculative[live.arrived.request_id] = now + self.settings.speculative_deadline_s

@@ -39,6 +39,7 @@ TERMS: Mapping[str, str] = {
     "queue_ms": "work that waits there already",
     "compute_ms": "computing the tokens that it does not hold",
     "displaced_ms": "how much that delays whoever comes next",
+    "growth_ms": "what the conversations that began there will still bring",
     "transfer_ms": "loading blocks from other tiers",
     "decode_ms": "answers being generated there at the same time",
     "reuse_credit": "blocks that need not be computed",

@@ -57,10 +57,12 @@ class _Chunk(Struct):
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
-def completion_body(model: str, token_ids: TokenIds, max_tokens: int) -> bytes:
-    """A request that takes exactly `max_tokens` tokens and reports its usage."""
+def completion_body(model: str, token_ids: TokenIds, max_tokens: int, *, cache_salt: str | None = None) -> bytes:
+    """A request that takes exactly `max_tokens` tokens and reports its usage. A salt keeps it from all other caches."""
+    salted = {} if cache_salt is None else {"cache_salt": cache_salt}
     return msgspec.json.encode(
         {
+            **salted,
             "model": model,
             "prompt": np.asarray(token_ids).tolist(),
             "max_tokens": max_tokens,

@@ -32,11 +32,22 @@ class Arm(Struct, frozen=True):
 
 
 async def replay(
-    plan: Plan, client: CompletionClient, *, arm: Arm, model: str, on_sample: Callable[[Sample], None]
+    plan: Plan,
+    client: CompletionClient,
+    *,
+    arm: Arm,
+    model: str,
+    on_sample: Callable[[Sample], None],
+    cache_salt: str | None = None,
 ) -> None:
-    """Returns when every turn was answered or failed; `on_sample` is called for each as it ends."""
+    """Returns when every turn was answered or failed; `on_sample` is called for each as it ends.
+
+    A salt of its own lets an arm start with empty caches on workers that others have used.
+    """
     bodies = {
-        session.session_id: [completion_body(model, turn.token_ids, turn.max_tokens) for turn in session.turns]
+        session.session_id: [
+            completion_body(model, turn.token_ids, turn.max_tokens, cache_salt=cache_salt) for turn in session.turns
+        ]
         for session in plan.sessions
     }
     start_s = time.monotonic()

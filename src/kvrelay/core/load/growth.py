@@ -1,0 +1,110 @@
+"""Where conversations began lately, and what one of them comes to: the load that is still ahead.
+
+What a worker has in hand says little about a conversation that begins: it will come back with every turn, and so will
+the others that began there. A router that looks at queues only puts all first turns where it is quiet at the moment,
+and finds them loud together later. So beginnings are counted per slot, fading within minutes, and multiplied with the
+prefill that a conversation has brought on average. The product is an expectation in tokens that scorers can weigh
+against recomputing a shared prefix elsewhere.
+
+A prompt continues a conversation when an earlier prompt ended inside it; else it begins one, however much of it (a
+system prompt, say) is cached. Ends are remembered by block key, the latest ones, so no session id is needed. Looked for
+is only as far back from the end of the match as an answer may be long: what follows an earlier prompt in the next one
+is its answer, and the engine has that cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvrelay.core.model.arrays import Floats, Ints
+from kvrelay.core.model.prompt import BlockKeys
+
+_HALF_LIFE_S = 300.0
+_RESCALE_S = 3_000.0
+_MOST_ENDS = 100_000
+_ANSWER_BLOCKS = 256
+
+
+class Growth:
+    """Expected load per slot."""
+
+    def __init__(self) -> None:
+        self._begun: list[float] = []  # weighed, see `_weight`
+        self._table: Floats = np.zeros(0)  # the same, for scorers of many
+        self._all_begun = 0.0
+        self._prefilled = 0.0
+        self._weigh_from = 0.0
+        self._ends: dict[int, None] = {}  # oldest first
+
+    def add_slot(self, slot: int) -> None:
+        """Start a slot at zero."""
+        if slot == len(self._begun):
+            self._begun.append(0.0)
+            self._table = np.append(self._table, 0.0)
+        self.drop_slot(slot)
+
+    def drop_slot(self, slot: int) -> None:
+        """What began there has lost its cache, and will begin anew wherever it goes."""
+        self._all_begun = max(0.0, self._all_begun - self._begun[slot])
+        self._begun[slot] = self._table[slot] = 0.0
+
+    def begins(self, keys: BlockKeys, matched_blocks: int) -> bool:
+        """Does this prompt begin a conversation? `matched_blocks`: the deepest match of its keys anywhere."""
+        window = keys[max(0, matched_blocks - _ANSWER_BLOCKS) : matched_blocks + 1].tolist()
+        return self._ends.keys().isdisjoint(window)
+
+    def placed(
+        self, now: float, slot: int, keys: BlockKeys, *, matched_tokens: int, prefill_tokens: int, begins: bool
+    ) -> None:
+        """A prompt was sent to a slot, which holds that much of it and has that much to compute.
+
+        Of a prompt that nobody holds any of, it cannot be told what is its conversation's own and what is a prefix that
+        others will share: it does not count for what a conversation brings.
+        """
+        weight = self._weight(now)
+        if matched_tokens or not begins:
+            self._prefilled += prefill_tokens * weight
+        if begins:
+            self._begun[slot] += weight
+            self._table[slot] = self._begun[slot]
+            self._all_begun += weight
+        if len(keys):
+            end = keys.item(-1)
+            self._ends.pop(end, None)
+            self._ends[end] = None
+            if len(self._ends) > _MOST_ENDS:
+                del self._ends[next(iter(self._ends))]
+
+    def expected_tokens(self, now: float, slots: Sequence[int]) -> list[float]:
+        """Prefill that the conversations begun at each of the slots bring, beyond that of the least of them."""
+        if not self._all_begun:
+            return [0.0] * len(slots)
+        each, begun = self._each(now), self._begun
+        least = min([begun[slot] for slot in slots])
+        return [(begun[slot] - least) * each for slot in slots]
+
+    def expected_tokens_of_many(self, now: float, slots: Ints) -> Floats:
+        """The same as an array."""
+        if not self._all_begun:
+            return np.zeros(len(slots))
+        begun = self._table.take(slots)
+        expected: Floats = (begun - begun.min()) * self._each(now)
+        return expected
+
+    def _each(self, now: float) -> float:
+        """Tokens per conversation, divided by the weight in which the beginnings are kept."""
+        return self._prefilled / self._all_begun / self._weight(now)
+
+    def _weight(self, now: float) -> float:
+        """Newer things weigh more: growing the new summand is the same as letting all old ones decay."""
+        if now - self._weigh_from > _RESCALE_S:
+            fade = 2.0 ** ((self._weigh_from - now) / _HALF_LIFE_S)
+            self._begun = [begun * fade for begun in self._begun]
+            self._table *= fade
+            self._all_begun *= fade
+            self._prefilled *= fade
+            self._weigh_from = now
+        weight: float = 2.0 ** ((now - self._weigh_from) / _HALF_LIFE_S)
+        return weight

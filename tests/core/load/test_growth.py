@@ -1,0 +1,87 @@
+"""What conversations will still bring, told without session ids."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kvrelay.core.load.growth import Growth
+from tests.core.index.worlds import keys
+from tests.core.routing.rig import Rig, text
+
+
+def growth(slots: int = 2) -> Growth:
+    made = Growth()
+    for slot in range(slots):
+        made.add_slot(slot)
+    return made
+
+
+def place(made: Growth, slot: int, chain: list[int], *, matched: int = 0, now: float = 0.0) -> bool:
+    begins = made.begins(keys(chain), matched)
+    made.placed(now, slot, keys(chain), matched_tokens=matched * 4, prefill_tokens=100, begins=begins)
+    return begins
+
+
+def test_a_prompt_that_goes_on_where_another_ended_continues_it():
+    made = growth()
+    assert place(made, 0, [1, 2, 3])
+    assert not place(made, 0, [1, 2, 3, 4, 5], matched=3)
+    assert not place(made, 0, [1, 2, 3, 4, 5, 6, 7, 8], matched=7), "the answer lies between end and match"
+    assert place(made, 0, [1, 2, 9], matched=2), "a shared head is not a conversation"
+    assert not place(made, 0, [1, 2, 9], matched=3), "the same prompt once more"
+
+
+def test_every_conversation_counts_once_where_it_began():
+    made = growth()
+    for number in range(3):
+        place(made, 0, [number, 1], matched=1)
+        place(made, 0, [number, 1, 2], matched=2)
+    assert made.expected_tokens(0.0, [0, 1]) == [600.0, 0.0], "three of 200 tokens each, and none"
+    place(made, 1, [7, 1], matched=1)
+    assert made.expected_tokens(0.0, [0, 1]) == [pytest.approx(2 * 700 / 4), 0.0], "only what is beyond the least"
+    many = made.expected_tokens_of_many(0.0, np.array([0, 1]))
+    assert many.tolist() == made.expected_tokens(0.0, [0, 1])
+
+
+def test_the_first_of_a_family_says_nothing_of_what_one_of_them_brings():
+    made = growth()
+    place(made, 0, [1, 2, 3])
+    assert made.expected_tokens(0.0, [0, 1]) == [0.0, 0.0], "a burst with one new prefix must stay together"
+
+
+def test_it_fades_within_minutes_and_goes_with_the_slot():
+    made = growth()
+    place(made, 0, [1, 2], matched=1)
+    fresh = made.expected_tokens(0.0, [0, 1])[0]
+    assert made.expected_tokens(300.0, [0, 1])[0] == pytest.approx(fresh / 2)
+    for hour in range(1, 5):  # the weights are brought down again and again
+        place(made, 1, [hour, 2], matched=1, now=3600.0 * hour)
+    assert made.expected_tokens(4 * 3600.0, [0, 1]) == [0.0, pytest.approx(100.0, rel=0.01)]
+    made.drop_slot(1)
+    assert made.expected_tokens(4 * 3600.0, [0, 1])[1] == 0.0
+
+
+def family(number: int, session: int, turns: int) -> np.ndarray:
+    """A system prompt of ten blocks, then one block per turn of the session's own."""
+    own = [text(1_000 * number + 10 * session + turn) for turn in range(turns + 1)]
+    return np.concatenate([text(number, blocks=10), *own])
+
+
+@pytest.mark.parametrize(
+    "order", [[0, 1, 2, 3] * 3, [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3], [3, 1, 1, 2, 0, 3, 2, 0, 1, 3, 2, 0]]
+)
+def test_families_of_conversations_are_placed_whole_and_evenly(order):
+    rig = Rig()
+    rig.join("a", "b")
+    homes: list[str] = []
+    for session, number in enumerate(order):
+        for turn in range(4):
+            prompt = family(number, session, turn)
+            receipt = rig.serve(prompt)
+            rig.hold(receipt.chosen_worker, prompt)
+        homes.append(receipt.chosen_worker)
+    counts = [homes.count(name) for name in "ab"]
+    assert max(counts) <= 7, homes
+    split = sum(len({home for home, its in zip(homes, order, strict=True) if its == number}) > 1 for number in range(4))
+    assert split <= 2, "a system prompt is computed twice only where the fleet would be uneven otherwise"
