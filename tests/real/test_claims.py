@@ -95,7 +95,10 @@ def test_messages_are_scored_with_the_engines_own_tokens(workers: Pair, tmp_path
             usage = json.loads(client.post("/v1/messages", body))["usage"]
             turns = turns + added
         receipts = client.receipts(3)
-    assert usage["input_tokens"] + usage.get("cache_read_input_tokens", 0) == receipts[-1].prompt_tokens
+    counted = sum(
+        usage.get(name, 0) for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    )
+    assert counted == receipts[-1].prompt_tokens
     for receipt in receipts:
         assert receipt.unscored_because is None
         assert receipt.matched_tokens_at_route == receipt.actual_cached_tokens, receipts
