@@ -1,0 +1,123 @@
+"""Agents over two workers, every policy isolated, repeats interleaved in rotating order; gates stand in `gates.py`.
+
+    python -m bench.agents                          mock workers, ten times as fast as a CPU core; about two minutes
+    python -m bench.agents --engine vllm --out FILE.md      real vLLM on CPU; about half an hour
+
+Exit code 1 when a promise was not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bench.agents import gates, traffic
+from bench.agents.arms import Fleet, Result, run_arm
+from bench.agents.fleets import mock, vllm
+from bench.agents.gates import Gate
+from kvrelay.core.stats.distribution import distribution
+from kvrelay.core.traces.plan import Plan
+from kvrelay.lab.replay.replay import Arm
+
+POLICIES = ("round_robin", "sticky", "cache_load")
+Judge = Callable[[Sequence[Result]], list[Gate]]
+WORKLOADS: dict[str, tuple[Callable[[int, float], Plan], Judge, tuple[str, ...]]] = {
+    "sessions": (traffic.sessions, gates.sessions, POLICIES),
+    "hot-prefix": (traffic.hot_prefix, gates.hot_prefix, ("round_robin", "cache_load")),
+    "burst": (traffic.burst, gates.burst, ("cache_load",)),
+}
+MOCK_PACE = 10.0
+
+
+def main() -> int:
+    options = _options()
+    pace = MOCK_PACE if options.engine == "mock" else 1.0
+    lines: list[str] = []
+    kept = True
+    with mock(pace) if options.engine == "mock" else vllm() as fleet:
+        for name in options.workload or list(WORKLOADS):
+            make_plan, judge, policies = WORKLOADS[name]
+            plan = make_plan(options.seed, pace)
+            results = asyncio.run(_run(fleet, plan, policies, options.repeats))
+            verdicts = judge(results)
+            kept &= all(gate.kept for gate in verdicts)
+            lines += _section(name, plan, fleet, results, verdicts)
+            print("\n".join(_section(name, plan, fleet, results, verdicts)), flush=True)
+    if options.out is not None:
+        options.out.write_text("\n".join([*_head(options), *lines]) + "\n", encoding="utf-8")
+    return 0 if kept else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.agents")
+    parser.add_argument("--engine", choices=("mock", "vllm"), default="mock")
+    parser.add_argument("--workload", choices=tuple(WORKLOADS), action="append")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="a report in Markdown")
+    return parser.parse_args()
+
+
+async def _run(fleet: Fleet, plan: Plan, policies: Sequence[str], repeats: int) -> list[Result]:
+    results = []
+    with tempfile.TemporaryDirectory(prefix="agents-") as folder:
+        for repeat in range(repeats):
+            at = repeat % len(policies)
+            for policy in (*policies[at:], *policies[:at]):
+                print(f"{policy}, repeat {repeat + 1} of {repeats} ...", file=sys.stderr, flush=True)
+                arm = Arm(policy, repeat)
+                results.append(await run_arm(fleet, plan, arm, Path(folder) / f"{policy}-{repeat}"))
+    return results
+
+
+def _head(options: argparse.Namespace) -> list[str]:
+    return [
+        "# Agents over two workers",
+        "",
+        f"`python -m bench.agents --engine {options.engine} --repeats {options.repeats} --seed {options.seed}`",
+        "",
+        "Workloads, isolation and gates are described in `bench/agents/`; the gates were written before the runs.",
+        f"Results of {'a CPU' if options.engine == 'vllm' else 'mock workers'}: they show reuse and balance, and say "
+        "nothing about the speed of a GPU.",
+    ]
+
+
+def _section(name: str, plan: Plan, fleet: Fleet, results: Sequence[Result], verdicts: Sequence[Gate]) -> list[str]:
+    rows = [_row(result) for result in sorted(results, key=lambda result: (result.policy, result.repeat))]
+    return [
+        "",
+        f"## {name} ({fleet.label})",
+        "",
+        f"{plan.requests} requests, {plan.prompt_tokens:,} prompt tokens; plan {plan.digest()[:12]}. One endless cache "
+        f"would hit {max(result.ceiling_share for result in results):.1%}.",
+        "",
+        "| policy | hits | requests by worker | prefilled tokens by worker | max/mean | p50 TTFT ms | p95 TTFT ms "
+        "| claims within a block |",
+        "|---|---|---|---|---|---|---|---|",
+        *rows,
+        "",
+        "| promise | measured | kept |",
+        "|---|---|---|",
+        *(f"| {gate.promise} | {gate.measured} | {'yes' if gate.kept else '**no**'} |" for gate in verdicts),
+    ]
+
+
+def _row(result: Result) -> str:
+    ttft = distribution(result.ttft_ms)
+    return (
+        f"| {result.policy} | {result.hit_share:.1%} | {_by_worker(result.requests_of)} | "
+        f"{_by_worker(result.prefilled_of)} | {result.prefilled_max_over_mean:.3f} | {ttft.p50:.0f} | {ttft.p95:.0f} | "
+        f"{result.within_one_block:.1%} |"
+    )
+
+
+def _by_worker(counts: dict[str, int]) -> str:
+    return " / ".join(f"{counts[name]:,}" for name in sorted(counts))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
