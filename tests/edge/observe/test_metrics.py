@@ -189,6 +189,6 @@ def test_hits_by_tier_are_those_that_workers_tell_apart() -> None:
     metrics = Metrics()
     metrics.bind_hits(lambda: {"A": {"gpu": 640, "peer": 3}, "B": {}})
     page = metrics.render().decode()
-    assert 'kvrelay_reported_cached_tokens_total{tier="gpu",worker="A"} 640.0' in page
-    assert 'kvrelay_reported_cached_tokens_total{tier="peer",worker="A"} 3.0' in page
+    assert 'kvrelay_reported_cached_tokens{tier="gpu",worker="A"} 640.0' in page
+    assert 'kvrelay_reported_cached_tokens{tier="peer",worker="A"} 3.0' in page
     assert 'worker="B"' not in page

@@ -38,6 +38,7 @@ GAUGE_RULES: Mapping[str, Literal["sum", "max", "min"]] = {
     "kvrelay_reported_kv_usage_ratio": "max",
     "kvrelay_index_blocks": "max",
     "kvrelay_index_usable": "min",
+    "kvrelay_reported_cached_tokens": "max",
     "kvrelay_sessions": "max",
     "kvrelay_worker_up": "min",
 }

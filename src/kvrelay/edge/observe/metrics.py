@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -144,7 +144,7 @@ class Metrics(Collector):
         self.e2e = Histogram("kvrelay_e2e_seconds", "Arrival to end.", E2E_S)
         self.decision = Histogram("kvrelay_decision_seconds", "Routing decision, hashing apart.", DECISION_S)
         self._gauges: Callable[[], Iterable[Metric]] = tuple
-        self._hits_by_tier: Callable[[], Mapping[str, Mapping[str, int]]] = dict
+        self._hits_by_tier: Callable[[], Mapping[str, Mapping[str, int]]] | None = None
         self._token_lookups: Callable[[], tuple[int, int]] | None = None
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -211,19 +211,12 @@ class Metrics(Collector):
         for histogram in histograms:
             yield histogram.family()
         yield from self._gauges()
-        yield self._reported_hits()
+        if self._hits_by_tier is not None:
+            yield _reported_hits(self._hits_by_tier())
         if self._token_lookups is not None:
             hits, misses = self._token_lookups()
             yield CounterMetricFamily("kvrelay_token_cache_hits", "Pieces of prompts whose token ids were known.", hits)
             yield CounterMetricFamily("kvrelay_token_cache_misses", "Pieces of prompts that were tokenized.", misses)
-
-    def _reported_hits(self) -> Metric:
-        meaning = "Cached tokens by the worker's own count since its start, where it tells tiers apart."
-        family = CounterMetricFamily("kvrelay_reported_cached_tokens", meaning, labels=("worker", "tier"))
-        for worker, tiers in self._hits_by_tier().items():
-            for tier, tokens in tiers.items():
-                family.add_metric((worker, tier), tokens)
-        return family
 
     def _observe_tokens(self, worker: str, receipt: Receipt) -> None:
         for tier, tokens in (receipt.matched_tiers_at_route or {}).items():
@@ -266,3 +259,13 @@ class Metrics(Collector):
             self.unauthorized,
             self.reports,
         )
+
+
+def _reported_hits(by_tier: Mapping[str, Mapping[str, int]]) -> Metric:
+    """A gauge, for it is another's counter: several gateway processes see one and the same."""
+    meaning = "Cached tokens by the worker's own count since its start, where it tells tiers apart."
+    family = GaugeMetricFamily("kvrelay_reported_cached_tokens", meaning, labels=("worker", "tier"))
+    for worker, tiers in by_tier.items():
+        for tier, tokens in tiers.items():
+            family.add_metric((worker, tier), tokens)
+    return family
