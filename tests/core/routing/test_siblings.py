@@ -152,6 +152,19 @@ def test_a_router_alone_tells_nobody() -> None:
     assert not any(isinstance(effect, ShareSession) for effect in rig.effects)
 
 
+@pytest.mark.covers("SG-22")
+def test_word_of_a_closed_session_that_comes_late_does_not_revive_it() -> None:
+    pair = Pair()
+    one, two = pair.rigs
+    two.serve(text(1), session_id="s")  # `one` has not heard of it yet
+    one.step(SessionClosed("s"))
+    pair.exchange()
+    assert pair.home("s")[0] is not None, "the news was older than the closing, and came after it"
+    two.step(SessionClosed("s"))
+    pair.exchange()
+    assert pair.home("s") == [None, None]
+
+
 steps = st.lists(
     st.tuples(
         st.integers(0, 1), st.sampled_from(["ask", "finish", "fail", "close", "exchange"]), st.sampled_from("st")

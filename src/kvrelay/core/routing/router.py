@@ -231,8 +231,7 @@ class Router:
             case EventsHeard():
                 return self._events_heard(event)
             case SessionClosed():
-                self._affinity.close(event.session_id)
-                return ()
+                return self._session_closed(now, event.session_id)
             case PolicyChanged():
                 return self._switch_policy(event)
             case RequestCut():
@@ -654,6 +653,15 @@ class Router:
         if left is not None:
             return (ShareSession(Placement(session.id, left.worker.name, left.rank, now, released=True)),)
         return ()
+
+    def _session_closed(self, now: float, session_id: str) -> Effects:
+        """Everybody closes it, and whoever had told the others of it takes that back: they may hear of it only now."""
+        session = self._affinity.peek(now, session_id)
+        self._affinity.close(session_id)
+        if session is None or session.shared is None or not self.settings.has_siblings:
+            return ()
+        told = session.shared
+        return (ShareSession(Placement(session_id, told.worker.name, told.rank, now, released=True)),)
 
     def _session_placed(self, now: float, placement: Placement) -> Effects:
         """A worker that we do not know yet binds nothing here; the next turn that goes there will."""
