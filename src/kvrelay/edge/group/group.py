@@ -33,7 +33,7 @@ from kvrelay.edge.gateway.gateway import admin_token, authority
 from kvrelay.edge.group.admin import GroupAdmin
 from kvrelay.edge.group.frames import Kind, decode_failed, decode_number
 from kvrelay.edge.group.hub import Hub
-from kvrelay.edge.group.member import Answer, Member, NoAnswer
+from kvrelay.edge.group.member import CHANGE_TIMEOUT_S, Answer, Member, NoAnswer
 from kvrelay.edge.group.merge_metrics import GroupPages, process_gauge
 from kvrelay.edge.group.orders import Orders, Standing
 from kvrelay.edge.group.safety import refuse_unusable
@@ -92,6 +92,8 @@ class Group:
             await self._open()
             await self._start_members()
         except BaseException:
+            for member in self._members:
+                member.kill()  # nobody was told that it is there
             await self.stop()
             raise
         self._tasks += [asyncio.create_task(self._look_after(member)) for member in self._members]
@@ -210,7 +212,7 @@ class Group:
         async with self._changing:
             for member in self._ready():
                 try:
-                    first = await member.ask(method, path, body, headers)
+                    first = await member.ask(method, path, body, headers, within_s=CHANGE_TIMEOUT_S)
                 except NoAnswer as silence:
                     self._end_process(member, str(silence))
                     continue
@@ -225,7 +227,7 @@ class Group:
         self, member: Member, method: str, path: str, body: bytes, headers: Mapping[str, str] | None
     ) -> None:
         try:
-            answer = await member.ask(method, path, body, headers)
+            answer = await member.ask(method, path, body, headers, within_s=CHANGE_TIMEOUT_S)
         except NoAnswer as silence:
             self._end_process(member, str(silence))
             return

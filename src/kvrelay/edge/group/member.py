@@ -14,7 +14,8 @@ from msgspec import Struct
 from kvrelay.edge.group.frames import Failed
 from kvrelay.edge.group.orders import Orders
 
-ASK_TIMEOUT_S = 10.0
+ASK_TIMEOUT_S = 3.0  # those who read metrics give up after ten seconds
+CHANGE_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 60.0
 
 
@@ -112,13 +113,26 @@ class Member:
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
-    async def ask(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        *,
+        within_s: float = ASK_TIMEOUT_S,
+    ) -> Answer:
         """Of its own admin API. Raises NoAnswer."""
         if self._session is None:
             raise NoAnswer(f"process {self.number} is not running")
         try:
             async with self._session.request(
-                method, f"http://process{path}", data=body or None, headers=headers, skip_auto_headers=("Content-Type",)
+                method,
+                f"http://process{path}",
+                data=body or None,
+                headers=headers,
+                skip_auto_headers=("Content-Type",),
+                timeout=aiohttp.ClientTimeout(total=within_s),
             ) as response:
                 return Answer(response.status, response.headers.get("Content-Type", ""), await response.read())
         except (aiohttp.ClientError, OSError, TimeoutError) as problem:
@@ -126,7 +140,4 @@ class Member:
 
     async def _open_session(self, admin_socket: str) -> None:
         await self.close()
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(path=admin_socket, limit=0),
-            timeout=aiohttp.ClientTimeout(total=ASK_TIMEOUT_S),
-        )
+        self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=admin_socket, limit=0))
