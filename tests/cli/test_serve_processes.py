@@ -243,13 +243,20 @@ async def test_a_process_that_does_not_take_a_change_is_replaced(tmp_path: Path,
         assert {each["x-kvrelay-route-reason"] for each in await ask_every_process(client)} == {"random"}
 
 
-async def test_nothing_is_left_when_the_group_is_killed(tmp_path: Path, workers: list[ScriptedWorker]) -> None:
+async def test_nothing_is_left_when_the_group_is_killed(
+    tmp_path: Path, workers: list[ScriptedWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
     file = write_config(tmp_path / "k.toml", *workers, gateway=GATEWAY)
     async with serving(file) as served, asking(served) as client:
         processes = await pids(client)
+        assert len(list(folder.glob("kvrelay-*/hub"))) == 1
         served.signal(signal.SIGKILL)
         await served.ended()
         await eventually(lambda: not any(map(_is_running, processes)))
+        assert list(folder.iterdir()) == []
 
 
 def _is_running(pid: int) -> bool:

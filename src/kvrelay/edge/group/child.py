@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -55,6 +56,8 @@ async def _run(orders: Orders) -> int:
     await gateway.stop()
     link.say(Kind.ENDED, encode(cut))
     await link.hang_up()
+    if link.group_lost:  # it cannot tidy up any more
+        shutil.rmtree(Path(orders.hub_socket).parent, ignore_errors=True)
     return 0
 
 

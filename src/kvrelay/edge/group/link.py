@@ -45,6 +45,7 @@ class Link(asyncio.Protocol):
         self._loads: tuple[SiblingLoad, ...] = ()
         self._until_said_again = 0
         self._load_timer: asyncio.TimerHandle | None = None
+        self.group_lost = False  # without a word: it was killed
         self._hung_up = asyncio.Event()
         self.drain_asked = asyncio.Event()
         self.cut_asked = asyncio.Event()
@@ -119,6 +120,7 @@ class Link(asyncio.Protocol):
         self.stop_talking()
         if not hung_up and not self.drain_asked.is_set():
             log.error("group_lost: this process takes no new requests and ends")
+            self.group_lost = True
             self.drain_asked.set()
 
     def stop_talking(self) -> None:
