@@ -1,7 +1,7 @@
 """Agents over two workers, every policy isolated, repeats interleaved in rotating order; gates stand in `gates.py`.
 
     python -m bench.agents                          mock workers, ten times as fast as a CPU core; about two minutes
-    python -m bench.agents --engine vllm --out FILE.md      real vLLM on CPU; about half an hour
+    python -m bench.agents --engine vllm --out FILE.md      real vLLM on CPU; about ten minutes
 
 Exit code 1 when a promise was not kept.
 """
@@ -30,12 +30,12 @@ WORKLOADS: dict[str, tuple[Callable[[int, float], Plan], Judge, tuple[str, ...]]
     "hot-prefix": (traffic.hot_prefix, gates.hot_prefix, ("round_robin", "cache_load")),
     "burst": (traffic.burst, gates.burst, ("cache_load",)),
 }
-MOCK_PACE = 10.0
+PACE = {"mock": 10.0, "vllm": 1.5}  # of the traffic, see traffic.py
 
 
 def main() -> int:
     options = _options()
-    pace = MOCK_PACE if options.engine == "mock" else 1.0
+    pace = PACE[options.engine]
     lines: list[str] = []
     kept = True
     with mock(pace) if options.engine == "mock" else vllm() as fleet:

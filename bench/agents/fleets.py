@@ -44,11 +44,11 @@ def mock(pace: float) -> Iterator[Fleet]:
 
 @contextmanager
 def vllm() -> Iterator[Fleet]:
-    """Real vLLM with a real small model, one core each; installed on first use, as for `make test-real`."""
+    """Real vLLM with a small model, one core each; installed on first use, as for `make test-real`."""
     from tests.real.conftest import free_port
-    from tests.real.engine import VERSION, VllmWorker, installed
+    from tests.real.engine import MODEL_NAME, VERSION, VllmWorker, installed
 
-    engine = installed(real_model=True)
+    engine = installed("small")
     with tempfile.TemporaryDirectory(prefix="agents-") as folder:
         workers = [
             VllmWorker(engine, name, port=free_port(), cpu=cpu, folder=Path(folder), blocks=BLOCKS)
@@ -60,7 +60,7 @@ def vllm() -> Iterator[Fleet]:
             for worker in workers:
                 worker.wait_until_up()
             lines = {worker.name: [f"url = {json.dumps(worker.url)}"] for worker in workers}
-            yield Fleet(f"CPU, vLLM {VERSION}, {engine.model_name}", engine.model_name, BLOCK_SIZE, lines)
+            yield Fleet(f"CPU, vLLM {VERSION}, a Llama of 7 M random weights", MODEL_NAME, BLOCK_SIZE, lines)
         finally:
             for worker in workers:
                 worker.kill()

