@@ -234,10 +234,12 @@ KINDS = {
 
 
 @asynccontextmanager
-async def gateway_before(kind: Kind, *others: ScriptedWorker) -> AsyncIterator[tuple[BareWorker, Gateway]]:
+async def gateway_before(
+    kind: Kind, *others: ScriptedWorker, probe_failures: int = 1
+) -> AsyncIterator[tuple[BareWorker, Gateway]]:
     worker = BareWorker("bad", kind.script)
     times = {f"gateway__timeouts__{name}": value for name, value in {**TIMES, **kind.times}.items()}
-    flags = {"gateway__policy": "round_robin", "health__failures": 1, **times}
+    flags = {"gateway__policy": "round_robin", "health__failures": probe_failures, **times}
     async with running(worker, *others, **flags) as gateway:  # type: ignore[arg-type]
         yield worker, gateway
         await until(lambda: gauges_are_zero(gateway))
@@ -321,7 +323,7 @@ async def test_a_connection_that_does_not_come_about() -> None:
     """A listener whose queue is full drops what would connect, as a network that loses packets would."""
     good = ScriptedWorker("good", stream)
     kind = lost(hangs, times={"connect_s": 0.3})
-    async with gateway_before(kind, good) as (bad, gateway):
+    async with gateway_before(kind, good, probe_failures=10_000) as (bad, gateway):  # no probe finds out before
         await bad.stop()
         loop = asyncio.get_running_loop()
         with socket.socket() as full:
