@@ -323,7 +323,7 @@ async def test_a_connection_that_does_not_come_about() -> None:
     """A listener whose queue is full drops what would connect, as a network that loses packets would."""
     good = ScriptedWorker("good", stream)
     kind = lost(hangs, times={"connect_s": 0.3})
-    async with gateway_before(kind, good, probe_failures=10_000) as (bad, gateway):  # no probe finds out before
+    async with gateway_before(kind, good, probe_failures=100) as (bad, gateway):  # no probe finds out before
         await bad.stop()
         loop = asyncio.get_running_loop()
         with socket.socket() as full:

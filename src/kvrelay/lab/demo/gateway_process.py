@@ -74,14 +74,15 @@ class GatewayProcess:
                 f"the gateway did not say it was ready; its log ends with:{self._log_tail()}"
             ) from (problem)
 
-    async def wait_for_workers(self, names: Sequence[str]) -> int:
+    async def wait_for_workers(self, names: Sequence[str], *, timeout_s: float | None = None) -> int:
         """Until every worker is up and its residency index is live: an arm must not start half blind.
 
-        Returns how many blocks the index holds then, which is 0 for a fresh fleet.
+        Returns how many blocks the index holds then, which is 0 for a fresh fleet. Waits as long as for the gateway
+        itself, if not told otherwise.
         """
         status: dict[str, Any] = {}
         try:
-            async with asyncio.timeout(self._ready_timeout_s), aiohttp.ClientSession() as session:
+            async with asyncio.timeout(timeout_s or self._ready_timeout_s), aiohttp.ClientSession() as session:
                 while not _all_live(status, names):
                     async with session.get(f"{self.ready.admin_url}/admin/status") as response:
                         status = await response.json()
