@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvrelay.core.load.ledger import PREFILL, Ledger
-from kvrelay.core.load.prefill_rate import remaining_tokens
+from kvrelay.core.load.prefill_rate import PrefillRates, remaining_tokens
 
 
 def serve(ledger, slot, *, rate, prompts, start=0.0, together=1):
@@ -70,3 +70,21 @@ def test_presumed_progress_is_bounded():
 
     assert remaining(0.0) == 2_000 and remaining(1.0) == 1_000
     assert remaining(1e6) == pytest.approx(400), "a worker that hangs keeps a fifth of its backlog for ever"
+
+
+def test_equal_machines_are_taken_for_equal_and_others_are_not():
+    rates = PrefillRates(initial_tokens_per_s=8_000.0)
+    for slot in range(3):
+        rates.add_slot(slot)
+    assert rates.of(0) == rates.of(2) == 8_000.0
+    for slot, tokens_per_s in ((0, 1_000.0), (1, 1_300.0)):
+        rates.backlog_grew(0.0, slot, was_empty=True)
+        rates.prefill_done(1.0, slot, int(tokens_per_s))
+    assert [rates.of(slot) for slot in range(3)] == [1_150.0] * 3, "as all the others, those unknown included"
+    assert [rates.learned(slot) for slot in range(2)] == [1_000.0, 1_300.0]
+    rates.backlog_grew(2.0, 2, was_empty=True)
+    rates.prefill_done(3.0, 2, 4_000)
+    assert rates.of(2) == 4_000.0 and rates.of(0) == 1_000.0, "they are two kinds of machines"
+    assert rates.table()[0].tolist() == [rates.of(slot) for slot in range(3)]
+    rates.add_slot(2)
+    assert rates.of(2) == 1_150.0, "another worker at that place starts anew"

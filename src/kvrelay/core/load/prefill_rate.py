@@ -15,7 +15,7 @@ from kvrelay.core.model.arrays import Floats
 
 _DECAY = 0.9
 _MIN_SAMPLE_TOKENS = 128
-_TEACHES_OTHERS = 3  # of a slot's first samples; after that it speaks for itself
+_NOISE = 0.35  # of the mean; learned rates that differ by less are taken for equal
 _MAX_PROGRESS = 0.8  # of a backlog may be presumed done; a worker that hangs must not look idle
 
 
@@ -30,43 +30,48 @@ class _Rate(Struct):
 
 
 class PrefillRates:
-    """Rates per slot. A slot starts from the fleet's mean once there is one."""
+    """Rates per slot, and what is to be expected of each.
+
+    Expected is the fleet's mean, unless a slot has shown that it is quite another machine. What a rate was learned from
+    (how prompts were batched, who else used the machine) makes those of equal machines differ by a quarter or so; a
+    router that believed such differences would load one of two equal workers with half as much again as the other.
+    """
 
     def __init__(self, *, initial_tokens_per_s: float) -> None:
         self._initial = initial_tokens_per_s
         self._rates: list[_Rate] = []
-        self._table: Floats = np.zeros((2, 0))  # tokens_per_s and since, for scorers
+        self._learned_sum = 0.0  # over slots that have taught us anything
+        self._learned = 0
+        self._table: Floats = np.zeros((2, 0))  # learned tokens per second (0: nothing) and since when, per slot
         self._changed: dict[int, None] = {}
 
     def add_slot(self, slot: int) -> None:
-        """Start a slot; with what the others taught us, if anything."""
+        """Start a slot, of which nothing is known but what the others taught us."""
         if slot == len(self._rates):
             self._rates.append(_Rate(self._initial))
             self._table = np.hstack([self._table, np.zeros((2, 1))])
+        elif self._rates[slot].samples:
+            self._learned -= 1
+            self._learned_sum -= self._rates[slot].tokens_per_s
         self._rates[slot] = _Rate(self._initial)
         self._changed[slot] = None
-        self._presume()
-
-    def _presume(self) -> None:
-        """Of a slot that has shown nothing yet the same is expected as of the others: else the first one to answer
-        would look quicker, or slower, than all the rest."""
-        learned = [rate.tokens_per_s for rate in self._rates if rate.samples]
-        if not learned:
-            return
-        mean = sum(learned) / len(learned)
-        for slot, rate in enumerate(self._rates):
-            if not rate.samples:
-                rate.tokens_per_s = mean
-                self._changed[slot] = None
 
     def of(self, slot: int) -> float:
-        """Tokens per second of one slot."""
-        return self._rates[slot].tokens_per_s
+        """Tokens per second to be expected of one slot."""
+        rate, mean = self._rates[slot], self._mean()
+        if not rate.samples or abs(rate.tokens_per_s - mean) <= _NOISE * mean:
+            return mean
+        return rate.tokens_per_s
+
+    def learned(self, slot: int) -> float:
+        """What the slot itself has shown, else what is expected of it."""
+        rate = self._rates[slot]
+        return rate.tokens_per_s if rate.samples else self._mean()
 
     def remaining(self, now: float, slot: int, backlog_tokens: float) -> float:
         """As `remaining_tokens`, for one slot."""
-        rate = self._rates[slot]
-        return backlog_tokens - min(rate.tokens_per_s * (now - rate.since), backlog_tokens * _MAX_PROGRESS)
+        working_s = now - self._rates[slot].since
+        return backlog_tokens - min(self.of(slot) * working_s, backlog_tokens * _MAX_PROGRESS)
 
     def samples(self, slot: int) -> int:
         """How many prefills the slot's rate was learned from."""
@@ -89,10 +94,11 @@ class PrefillRates:
         rate.tokens = rate.tokens * _DECAY + tokens
         rate.seconds = rate.seconds * _DECAY + max(seconds, 0.0)
         if rate.seconds > 0:
+            self._learned += not rate.samples
+            self._learned_sum -= rate.tokens_per_s if rate.samples else 0.0
             rate.tokens_per_s = rate.tokens / rate.seconds
+            self._learned_sum += rate.tokens_per_s
             rate.samples += 1
-            if rate.samples <= _TEACHES_OTHERS:
-                self._presume()
 
     def prefill_abandoned(self, now: float, slot: int) -> None:
         """A booked prefill will not finish; it teaches nothing."""
@@ -100,13 +106,20 @@ class PrefillRates:
         self._changed[slot] = None
 
     def table(self) -> Floats:
-        """Two rows, one column per slot: tokens per second, and since when the backlog has been worked on."""
+        """Two rows, one column per slot: expected tokens per second, and since when the backlog has been worked on."""
+        table = self._table
         for slot in self._changed:
             rate = self._rates[slot]
-            self._table[0, slot] = rate.tokens_per_s
-            self._table[1, slot] = rate.since
+            table[0, slot] = rate.tokens_per_s if rate.samples else 0.0
+            table[1, slot] = rate.since
         self._changed.clear()
-        return self._table
+        answer, mean = table.copy(), self._mean()
+        as_all = (np.abs(answer[0] - mean) <= _NOISE * mean) | (answer[0] == 0.0)
+        answer[0, as_all] = mean
+        return answer
+
+    def _mean(self) -> float:
+        return self._learned_sum / self._learned if self._learned else self._initial
 
 
 def remaining_tokens(backlog_tokens: Floats, tokens_per_s: Floats, working_s: Floats) -> Floats:

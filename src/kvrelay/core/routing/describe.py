@@ -100,7 +100,7 @@ def _target(target: Target, keeper: Keeper, ledger: Ledger) -> TargetStatus:
         reported_running=running,
         reported_waiting=waiting,
         reported_kv_usage_ratio=kv_usage,
-        prefill_tokens_per_s=ledger.rates.of(slot),
+        prefill_tokens_per_s=ledger.rates.learned(slot),
         prefill_rate_samples=ledger.rates.samples(slot),
         next_event_seq=target.sequence.next_seq if target.sequence is not None else None,
         drift=None if target.drift is None else _drift(target.drift),
