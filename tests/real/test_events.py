@@ -80,6 +80,15 @@ async def until_claimed(watch: Watched, prompt: list[int]) -> None:
         await asyncio.sleep(0.02)
 
 
+async def until_subscribed(watch: Watched, url: str, new: Prompts) -> None:
+    """Without a replay nothing tells when the subscription has come about; until then events go by unheard."""
+    deadline = time.monotonic() + 60
+    while not (watch.gateway.status().workers and watch.target().index_blocks["gpu"]):
+        assert time.monotonic() < deadline
+        await complete(url, *new.some(1))
+        await asyncio.sleep(0.2)
+
+
 async def next_seq(watch: Watched) -> int:
     """Once the index has everything that was published so far."""
     await watch.until_live()
@@ -109,10 +118,12 @@ async def test_a_dropped_batch_is_replayed_by_the_engine(workers: Pair) -> None:
 
 @pytest.mark.covers("DR-06", "DR-08")
 async def test_without_replay_what_was_known_is_dropped_and_rebuilt_from_what_follows(workers: Pair) -> None:
-    worker, prompts = workers[0], Prompts(12).some(4)
+    worker, new = workers[0], Prompts(12)
+    prompts = new.some(4)
     async with behind_proxy(worker, replay=False) as (watch, proxy):
+        await until_subscribed(watch, worker.url, new)
         await complete(worker.url, prompts[0])
-        await watch.until(lambda: watch.target().index_blocks["gpu"])
+        await until_claimed(watch, prompts[0])
         seq = watch.target().next_event_seq
         assert seq is not None
         proxy.do(f"drop {seq}")
