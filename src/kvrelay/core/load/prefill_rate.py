@@ -106,7 +106,10 @@ class PrefillRates:
         self._changed[slot] = None
 
     def table(self) -> Floats:
-        """Two rows, one column per slot: expected tokens per second, and since when the backlog has been worked on."""
+        """Two rows, one column per slot: expected tokens per second, and since when the backlog has been worked on.
+
+        Made anew each time.
+        """
         table = self._table
         for slot in self._changed:
             rate = self._rates[slot]

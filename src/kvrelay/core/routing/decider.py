@@ -136,13 +136,13 @@ class Decider:
     ) -> Arrays:
         ledger, prompt_tokens = self._ledger, arrived.prompt.prompt_tokens or 0
         load = _of(ledger.table(), slots)
-        rates, working_since = _of(ledger.rates.table(), slots)
+        rates, working_since = _own(ledger.rates.table(), slots)
         found = None if matches is None else matches.arrays()
-        ready = np.zeros(len(slots)) if found is None else _of(found.ready, slots)
+        ready = np.zeros(len(slots)) if found is None else _own(found.ready, slots)
         lower = found if found is not None and found.lower else None
         return Arrays(
             ready_tokens=ready,
-            reachable_tokens=ready if lower is None else _of(lower.reachable(), slots),
+            reachable_tokens=ready if lower is None else _own(lower.reachable(), slots),
             transfer_ms=None if lower is None else _transfer_ms(lower, slots),
             load=load,
             backlog_tokens=remaining_tokens(load[PREFILL], rates, now - working_since)
@@ -156,7 +156,7 @@ class Decider:
         )
 
     def _index_usable(self, slots: Ints) -> bool:
-        return any(self._fleet.at(slot).index_broken is None for slot in slots.tolist())
+        return any(self._fleet.at(slot).index_broken is None for slot in slots)  # the first is enough
 
     def _bound(self, now: float, session: Session | None, slots: Ints) -> Bound:
         """Where the session belongs: a candidate's slot, or why its worker cannot be used."""
@@ -201,6 +201,12 @@ def _promised(matches: Matches | None) -> bool:
 def _of(array: Floats, slots: Ints) -> Floats:
     """The columns of these slots, as they are now. Usually every slot is a candidate, and a copy is all it takes."""
     picked: Floats = array.copy() if len(slots) == array.shape[-1] else array.take(slots, axis=-1)
+    return picked
+
+
+def _own(array: Floats, slots: Ints) -> Floats:
+    """The same of an array that nobody else will change."""
+    picked: Floats = array if len(slots) == array.shape[-1] else array.take(slots, axis=-1)
     return picked
 
 
