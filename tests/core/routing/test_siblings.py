@@ -209,8 +209,9 @@ def test_processes_that_have_told_each_other_everything_agree(moves) -> None:
 # --- load ------------------------------------------------------------------------------------------------------------
 
 
-def test_load_of_siblings_counts_in_decisions_and_not_as_ours() -> None:
-    pair = Pair(policy="least_load")
+@pytest.mark.parametrize("policy", ["least_load", "cache_load"])
+def test_load_of_siblings_counts_in_decisions_and_not_as_ours(policy: str) -> None:
+    pair = Pair(policy=policy)
     one, two = pair.rigs
     busy = {one.ask(text(n)) for n in range(2)}
     pair.exchange()

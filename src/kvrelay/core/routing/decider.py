@@ -109,17 +109,17 @@ class Decider:
         for slot, growth_tokens in zip(slots, ahead, strict=True):
             load = ledger.slots[slot]
             match = NO_MATCH if matches is None else matches.at(slot)
-            backlog = load.active_prefill_tokens
+            active, queued, backlog, decode_blocks, foreign = load.kinds()
             rows.append(
                 Row(
                     match.ready,
                     match.reachable() if match.lower else match.ready,
                     _transfer_ms_of(match) if match.lower else 0.0,
-                    load.active_requests,
-                    load.queued_requests,
+                    active,
+                    queued,
                     backlog,
-                    load.active_decode_blocks,
-                    load.foreign_requests,
+                    decode_blocks,
+                    foreign,
                     load.recent_tokens,
                     rates.remaining(now, slot, backlog) if backlog else 0.0,
                     growth_tokens,
