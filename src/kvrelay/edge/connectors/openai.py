@@ -15,7 +15,7 @@ from kvrelay.core.model.events import WorkerSpec
 from kvrelay.core.model.prompt import TokenIds, Usage
 from kvrelay.edge.connectors import ask, usage
 from kvrelay.edge.connectors.base import DecodedBatch, Description, MalformedEvents, Scrape, WorkerAnswerUnusable
-from kvrelay.edge.connectors.metrics_page import CANONICAL, MetricsMap
+from kvrelay.edge.connectors.metrics_page import CANONICAL, MetricsMap, Page
 from kvrelay.edge.system.urls import join_url
 
 GUESSED_BLOCK_TOKENS = 16
@@ -87,3 +87,32 @@ class OpenAiConnector:
         headers: Mapping[str, str] | None = None,
     ) -> TokenIds:
         raise WorkerAnswerUnusable("this kind of worker has no tokenizer")
+
+
+class EngineConnector(OpenAiConnector):
+    """An OpenAI server that says more: `/health` of its engine, a metrics page, token ids under `/tokenize`."""
+
+    counts_streams = True
+
+    async def probe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> str | None:
+        answer = await ask.get(session, join_url(url, "/health"), headers)
+        return None if answer.status == 200 else f"/health answered {answer.status}"
+
+    async def scrape(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Scrape | None:
+        answer = await ask.get(session, join_url(url, "/metrics"), headers)
+        if answer.status != 200:
+            return None
+        return self.read_page(self.metrics.read(answer.body.decode("utf-8", "replace")), answer)
+
+    def read_page(self, page: Page, answer: ask.Answer) -> Scrape:
+        """What the metrics page of this engine says of its load."""
+        raise NotImplementedError
+
+    async def tokenize(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        payload: Mapping[str, Any],
+        headers: Mapping[str, str] | None = None,
+    ) -> TokenIds:
+        return await ask.token_ids(session, join_url(url, "/tokenize"), headers or {}, payload)

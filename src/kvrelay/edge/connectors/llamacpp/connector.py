@@ -37,7 +37,8 @@ from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.connectors import ask
 from kvrelay.edge.connectors.base import Description, Scrape, WorkerAnswerUnusable
 from kvrelay.edge.connectors.llamacpp import metrics_map
-from kvrelay.edge.connectors.openai import OpenAiConnector
+from kvrelay.edge.connectors.metrics_page import Page
+from kvrelay.edge.connectors.openai import EngineConnector
 from kvrelay.edge.system.urls import join_url
 
 START_HEADER = "process-start-time-unix"
@@ -52,13 +53,12 @@ class _Rendered(Struct):
     prompt: str
 
 
-class LlamaCppConnector(OpenAiConnector):
+class LlamaCppConnector(EngineConnector):
     """An OpenAI server with metrics and a tokenizer, and without events."""
 
     name = "llamacpp"
     owned_by = "llamacpp"
     metrics = metrics_map.MAP
-    counts_streams = True
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
         description = await super().describe(session, url, headers)
@@ -73,15 +73,7 @@ class LlamaCppConnector(OpenAiConnector):
             version=props.build_info,
         )
 
-    async def probe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> str | None:
-        answer = await ask.get(session, join_url(url, "/health"), headers)
-        return None if answer.status == 200 else f"/health answered {answer.status}"
-
-    async def scrape(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Scrape | None:
-        answer = await ask.get(session, join_url(url, "/metrics"), headers)
-        if answer.status != 200:
-            return None
-        page = self.metrics.read(answer.body.decode("utf-8", "replace"))
+    def read_page(self, page: Page, answer: ask.Answer) -> Scrape:
         return metrics_map.scrape(page, started_us=answer.headers.get(START_HEADER))
 
     async def tokenize(

@@ -24,41 +24,32 @@ the radix cache, recorder and publisher of 0.5.23, which do run (`tests/real/tes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import aiohttp
 import msgspec
 
-from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.connectors import ask
 from kvrelay.edge.connectors.base import DecodedBatch, Description, Scrape, WorkerAnswerUnusable
-from kvrelay.edge.connectors.openai import OpenAiConnector
+from kvrelay.edge.connectors.metrics_page import Page
+from kvrelay.edge.connectors.openai import EngineConnector
 from kvrelay.edge.connectors.sglang import describe, events, metrics_map
 from kvrelay.edge.system.urls import join_url
 
 
-class SglangConnector(OpenAiConnector):
+class SglangConnector(EngineConnector):
     """An OpenAI server with events, metrics and a tokenizer of its own."""
 
     name = "sglang"
     owned_by = "sglang"
     metrics = metrics_map.MAP
-    counts_streams = True
 
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
         description = await describe.describe(session, url, headers, engine=self.name)
         scrape = await self.scrape(session, url, headers)
         return msgspec.structs.replace(description, process_start_s=scrape.process_start_s if scrape else None)
 
-    async def probe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> str | None:
-        answer = await ask.get(session, join_url(url, "/health"), headers)
-        return None if answer.status == 200 else f"/health answered {answer.status}"
-
-    async def scrape(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Scrape | None:
-        answer = await ask.get(session, join_url(url, "/metrics"), headers)
-        if answer.status != 200:
-            return None
-        return metrics_map.scrape(self.metrics.read(answer.body.decode("utf-8", "replace")))
+    def read_page(self, page: Page, answer: ask.Answer) -> Scrape:
+        return metrics_map.scrape(page)
 
     def decode_events(self, payload: bytes) -> DecodedBatch:
         return events.decode_batch(payload)
@@ -67,12 +58,3 @@ class SglangConnector(OpenAiConnector):
         answer = await ask.post(session, join_url(url, "/flush_cache"), headers)
         if answer.status != 200:
             raise WorkerAnswerUnusable(f"/flush_cache answered {answer.status}; it flushes only while nothing runs")
-
-    async def tokenize(
-        self,
-        session: aiohttp.ClientSession,
-        url: str,
-        payload: Mapping[str, Any],
-        headers: Mapping[str, str] | None = None,
-    ) -> TokenIds:
-        return await ask.token_ids(session, join_url(url, "/tokenize"), headers or {}, payload)
