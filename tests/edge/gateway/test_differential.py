@@ -7,7 +7,6 @@ import gzip
 import shutil
 from base64 import b64decode
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,11 +16,11 @@ import pytest_asyncio
 
 from kvrelay.core.model.units import Status
 from kvrelay.edge.gateway.gateway import Gateway
-from kvrelay.edge.system.config import load_config
 from kvrelay.edge.worker.launch import MockFleet, RunningWorker
 from kvrelay.edge.worker.spec import MockSpec
 from tests.edge.gateway.direct import Answer, ask, assert_equal, both, get, masked, post
-from tests.edge.gateway.scripted import gauges_are_zero, receipts, until
+from tests.edge.gateway.mocks import gateway_over, heal
+from tests.edge.gateway.scripted import receipts, until
 
 SPEC = MockSpec(name="m0", adapters=("ad-x",), prefill_tokens_per_s=1e6, decode_ms=0.5, step_overhead_ms=0.0)
 MODEL = "mock-model"
@@ -63,18 +62,9 @@ def worker() -> Iterator[RunningWorker]:
 
 @pytest_asyncio.fixture
 async def gateway(worker: RunningWorker) -> AsyncIterator[Gateway]:
-    settings = {
-        "workers": [{"name": "m0", "url": worker.url}],
-        "gateway.port": 0,
-        "gateway.admin_port": 0,
-        "health.interval_s": 0.1,
-    }
-    async with Gateway(load_config(Path("/dev/null"), {}, settings), seed=1, key_seed=b"test") as gateway:
-        await until(lambda: any(worker.routable for worker in gateway.status().workers))
+    async with gateway_over(worker) as gateway:
         yield gateway
-        await until(lambda: gauges_are_zero(gateway))
-    async with aiohttp.ClientSession(worker.url) as session:
-        await session.delete("/mock/faults")
+    await heal(worker.url)
 
 
 def prompts(shape: str) -> list[Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
@@ -16,10 +15,8 @@ from kvrelay.core.model.units import FallbackReason, Fault, Status
 from kvrelay.core.routing.status import TargetStatus
 from kvrelay.edge.gateway.gateway import Gateway
 from kvrelay.edge.http.server import Exchange
-from kvrelay.edge.system.config import load_config
 from kvrelay.edge.worker.launch import MockFleet
-from kvrelay.edge.worker.spec import MockSpec
-from tests.edge.gateway.direct import ask, post
+from tests.edge.gateway.mocks import fault, fleet_of, heal
 from tests.edge.gateway.scripted import (
     EVENT_STREAM,
     JSON,
@@ -40,34 +37,12 @@ MESSAGES = [{"role": "system", "content": "Answer in verse."}, {"role": "user", 
 DONE = b"data: [DONE]\n\n"
 
 
-@asynccontextmanager
-async def fleet_of(count: int, *, decode_ms: float = 1.0, **flags: object) -> AsyncIterator[tuple[MockFleet, Gateway]]:
-    specs = [MockSpec(name=f"m{number}", prefill_tokens_per_s=1e6, decode_ms=decode_ms) for number in range(count)]
-    async with MockFleet(specs) as fleet:
-        settings: dict[str, object] = {
-            "workers": [{"name": worker.name, "url": worker.url} for worker in fleet.workers],
-            "gateway.port": 0,
-            "gateway.admin_port": 0,
-            "gateway.policy": "round_robin",
-            "health.interval_s": 0.1,
-            "retry.migrate": True,
-            "retry.attempts": count,
-        }
-        settings.update({name.replace("__", "."): value for name, value in flags.items()})
-        async with Gateway(load_config(Path("/dev/null"), {}, settings), seed=1, key_seed=b"test") as gateway:
-            await until(lambda: sum(worker.routable for worker in gateway.status().workers) == count)
-            yield fleet, gateway
-            await until(lambda: gauges_are_zero(gateway))
-            gateway.router.check()
-
-
-async def fault(url: str, **members: object) -> None:
-    assert (await ask(url, post("/mock/faults", members))).status == 200
-
-
-async def heal(url: str) -> None:
-    async with aiohttp.ClientSession(url) as session:
-        await session.delete("/mock/faults")
+def migrating(
+    count: int, *, decode_ms: float = 1.0, **flags: object
+) -> AbstractAsyncContextManager[tuple[MockFleet, Gateway]]:
+    """Workers that are taken in turn, and streams that go on at another one."""
+    given = {"gateway__policy": "round_robin", "retry__migrate": True, "retry__attempts": count, **flags}
+    return fleet_of(count, decode_ms=decode_ms, **given)
 
 
 async def stream_of(url: str, path: str, body: dict[str, Any]) -> list[bytes]:
@@ -125,7 +100,7 @@ async def migrated(gateway: Gateway, path: str, body: dict[str, Any]) -> list[by
 @pytest.mark.covers("RT-23", "RC-11", "RC-13", "S30")
 @pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}], ids=["uncounted", "counted"])
 async def test_a_broken_stream_goes_on_as_if_nothing_had_been(options: dict[str, object]) -> None:
-    async with fleet_of(2, gateway__timeouts__idle_s=0.3, health__failures=1000) as (fleet, gateway):
+    async with migrating(2, gateway__timeouts__idle_s=0.3, health__failures=1000) as (fleet, gateway):
         first, second = fleet.workers
         for path, shape in SHAPES:
             body = {**shape, **options, "stream": True}
@@ -150,7 +125,7 @@ async def test_a_broken_stream_goes_on_as_if_nothing_had_been(options: dict[str,
 @pytest.mark.covers("RT-23", "S27")
 async def test_a_worker_that_dies_in_the_middle_is_not_noticed_by_any_of_its_clients() -> None:
     body = {"prompt": PROMPT, "max_tokens": 200, "stream": True, "stream_options": {"include_usage": True}}
-    async with fleet_of(3, decode_ms=8.0) as (fleet, gateway):
+    async with migrating(3, decode_ms=8.0) as (fleet, gateway):
         whole = unmarked(await stream_of(fleet.workers[1].url, COMPLETIONS, body))
         asked = [asyncio.ensure_future(stream_of(gateway.url, COMPLETIONS, body)) for _ in range(12)]
         await until(lambda: all(_all_decode(worker.targets[0], 4) for worker in gateway.status().workers))
@@ -169,7 +144,7 @@ def _all_decode(target: TargetStatus, requests: int) -> bool:
 @pytest.mark.covers("RT-23")
 async def test_without_the_setting_the_same_loss_breaks_the_stream() -> None:
     body = {"prompt": PROMPT, "max_tokens": 200, "stream": True}
-    async with fleet_of(2, retry__migrate=False) as (fleet, gateway):
+    async with migrating(2, retry__migrate=False) as (fleet, gateway):
         await fault(fleet.workers[0].url, kind="die_after_chunks", chunks=5)
         with pytest.raises(aiohttp.ClientPayloadError):
             for _ in range(2):
@@ -182,7 +157,7 @@ async def test_without_the_setting_the_same_loss_breaks_the_stream() -> None:
 async def test_a_stream_can_lose_its_worker_more_than_once() -> None:
     body = {"prompt": "Once upon", "max_tokens": 40, "stream": True}
     flags = {"gateway__timeouts__idle_s": 0.3, "health__failures": 1000}
-    async with fleet_of(3, **flags) as (fleet, gateway):
+    async with migrating(3, **flags) as (fleet, gateway):
         whole = unmarked(await stream_of(fleet.workers[2].url, COMPLETIONS, body))
         for _ in range(3):
             for worker in fleet.workers[:2]:

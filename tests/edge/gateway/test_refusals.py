@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -16,41 +13,12 @@ import pytest
 from kvrelay.core.model.events import PolicyChanged
 from kvrelay.core.model.units import Status
 from kvrelay.edge.gateway.gateway import Gateway
-from kvrelay.edge.system.config import load_config
-from kvrelay.edge.worker.launch import MockFleet
-from kvrelay.edge.worker.spec import MockSpec
-from tests.edge.gateway.direct import Answer, ask, post
-from tests.edge.gateway.scripted import gauges_are_zero, receipts, until
+from tests.edge.gateway.direct import Answer, ask
+from tests.edge.gateway.mocks import fault, fleet_of, heal
+from tests.edge.gateway.scripted import receipts, until
 
 COMPLETIONS = "/v1/completions"
 PROMPT = list(range(1000, 1640))
-
-
-@asynccontextmanager
-async def fleet_of(count: int, **flags: object) -> AsyncIterator[tuple[MockFleet, Gateway]]:
-    specs = [MockSpec(name=f"m{number}", prefill_tokens_per_s=1e6, decode_ms=0.5) for number in range(count)]
-    async with MockFleet(specs) as fleet:
-        settings: dict[str, object] = {
-            "workers": [{"name": worker.name, "url": worker.url} for worker in fleet.workers],
-            "gateway.port": 0,
-            "gateway.admin_port": 0,
-            "health.interval_s": 0.1,
-        }
-        settings.update({name.replace("__", "."): value for name, value in flags.items()})
-        async with Gateway(load_config(Path("/dev/null"), {}, settings), seed=1, key_seed=b"test") as gateway:
-            await until(lambda: sum(worker.routable for worker in gateway.status().workers) == count)
-            yield fleet, gateway
-            await until(lambda: gauges_are_zero(gateway))
-            gateway.router.check()
-
-
-async def fault(url: str, **members: object) -> None:
-    assert (await ask(url, post("/mock/faults", members))).status == 200
-
-
-async def heal(url: str) -> None:
-    async with aiohttp.ClientSession(url) as session:
-        await session.delete("/mock/faults")
 
 
 async def complete(gateway: Gateway, prompt: list[int] = PROMPT, **members: object) -> Answer:
