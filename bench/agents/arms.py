@@ -20,8 +20,8 @@ from kvrelay.core.receipts.reconcile import reconcile
 from kvrelay.core.stats.balance import max_over_mean
 from kvrelay.core.stats.seen_before import SeenBefore
 from kvrelay.core.traces.plan import Plan
-from kvrelay.lab.demo.arm import read_receipts
-from kvrelay.lab.demo.gateway_process import GatewayProcess
+from kvrelay.lab.arms.arm import read_receipts
+from kvrelay.lab.arms.gateway_process import GatewayProcess
 from kvrelay.lab.replay.client import CompletionClient
 from kvrelay.lab.replay.replay import Arm, replay
 from kvrelay.lab.replay.sample import Sample

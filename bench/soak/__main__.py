@@ -37,7 +37,7 @@ from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.edge.observe.receipt_file import read_receipts
 from kvrelay.edge.worker.launch import MockFleet, RunningWorker
 from kvrelay.edge.worker.spec import MockSpec
-from kvrelay.lab.demo.gateway_process import GatewayProcess
+from kvrelay.lab.arms.gateway_process import GatewayProcess
 
 WORKERS, HARSH_WORKERS = 4, 3
 KILL_EVERY_S, DOWN_S = 20.0, 2.0

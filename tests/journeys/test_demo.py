@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvrelay.core.receipts.receipt import Receipt
-from kvrelay.lab.demo.arm import is_primer, read_receipts
+from kvrelay.lab.arms.arm import is_primer, read_receipts
 
 POLICIES = ("round_robin", "sticky", "cache_load")
 

@@ -10,11 +10,12 @@ from kvrelay.core.model.units import IndexState, RouteReason, Status
 from kvrelay.core.receipts.receipt import Attempt, Candidate, GateLoss, Receipt
 from kvrelay.core.traces.cut import cut
 from kvrelay.core.traces.plan import Plan, make_plan
-from kvrelay.lab.demo.demo import DemoRun, Measured
-from kvrelay.lab.demo.manifest import ArmFacts, ProcessFacts, new_manifest
-from kvrelay.lab.demo.order import rotated_order
-from kvrelay.lab.demo.results import ArmData, policy_results
-from kvrelay.lab.demo.settings import DemoSettings
+from kvrelay.lab.arms.manifest import ArmFacts, ProcessFacts, new_manifest
+from kvrelay.lab.arms.measure import Measured
+from kvrelay.lab.arms.order import rotated_order
+from kvrelay.lab.arms.results import ArmData, policy_results
+from kvrelay.lab.arms.settings import RunSettings
+from kvrelay.lab.demo.demo import DemoRun
 from kvrelay.lab.demo.verdict import RULE, judge
 from kvrelay.lab.replay.replay import Arm
 from kvrelay.lab.replay.sample import Sample
@@ -24,7 +25,7 @@ WORKERS = tuple(f"mock-{number}" for number in range(4))
 HIT_SHARE = {"round_robin": 0.25, "sticky": 0.78, "cache_load": 0.82}
 
 
-def made_up_run(*, seed: int = 5, settings: DemoSettings = DemoSettings()) -> DemoRun:
+def made_up_run(*, seed: int = 5, settings: RunSettings = RunSettings()) -> DemoRun:
     source = bundled_trace()
     shortened = cut(source.trace, settings.cut)
     plan = make_plan(shortened.trace, settings.scale, seed=settings.seed)
@@ -37,7 +38,7 @@ def made_up_run(*, seed: int = 5, settings: DemoSettings = DemoSettings()) -> De
     return DemoRun(Measured(msgspec.structs.replace(manifest, observed=observed), arms, results), judge(results))
 
 
-def made_up_plan(settings: DemoSettings = DemoSettings()) -> Plan:
+def made_up_plan(settings: RunSettings = RunSettings()) -> Plan:
     return make_plan(cut(bundled_trace().trace, settings.cut).trace, settings.scale, seed=settings.seed)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvrelay.lab.demo.gateway_process import GatewayProcess, GatewayStartError
+from kvrelay.lab.arms.gateway_process import GatewayProcess, GatewayStartError
 
 
 async def test_gateway_that_cannot_start_says_why_and_is_gone(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from kvrelay.lab.demo import leftovers as module
-from kvrelay.lab.demo.leftovers import leftovers
+from kvrelay.lab.arms import leftovers as module
+from kvrelay.lab.arms.leftovers import leftovers
 
 
 @pytest.mark.covers("BM-30")

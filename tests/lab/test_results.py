@@ -6,10 +6,10 @@ from tests.lab.made_up_run import made_up_plan, made_up_run
 
 from kvrelay.core.receipts.receipt import GateLoss
 from kvrelay.core.stats.distribution import distribution
-from kvrelay.lab.demo import manifest
-from kvrelay.lab.demo.order import rotated_order
-from kvrelay.lab.demo.results import ArmData, PolicyResult, busy_ms, policy_results
-from kvrelay.lab.demo.settings import DemoSettings
+from kvrelay.lab.arms import manifest
+from kvrelay.lab.arms.order import rotated_order
+from kvrelay.lab.arms.results import ArmData, PolicyResult, busy_ms, policy_results
+from kvrelay.lab.arms.settings import RunSettings
 from kvrelay.lab.demo.story import telling_receipt
 from kvrelay.lab.demo.verdict import MIN_REPEATS, judge
 from kvrelay.lab.replay.replay import Arm
@@ -83,7 +83,7 @@ def test_verdict_follows_its_rule_and_names_thin_evidence() -> None:
 
     failed = {**MEASURED.results, "cache_load": msgspec.structs.replace(MEASURED.results["cache_load"], failures=1)}
     assert judge(failed).winner == "sticky"
-    thin = judge(made_up_run(settings=DemoSettings(repeats=MIN_REPEATS - 1)).measured.results)
+    thin = judge(made_up_run(settings=RunSettings(repeats=MIN_REPEATS - 1)).measured.results)
     assert thin.evidence == "insufficient" and "tendency" in thin.why
     winner = MEASURED.results["cache_load"]
     late = msgspec.structs.replace(winner, send_lag_ms=distribution([60.0]))
@@ -128,7 +128,7 @@ def test_summary_has_the_published_names() -> None:
 
 def test_manifest_digest_covers_what_was_stated_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest, "_commit", lambda: "somebody else may commit between two of these")
-    first, same, other = made_up_run(), made_up_run(seed=9), made_up_run(settings=DemoSettings(seed=2))
+    first, same, other = made_up_run(), made_up_run(seed=9), made_up_run(settings=RunSettings(seed=2))
 
     digests = [run.measured.manifest.digest for run in (first, same, other)]
     assert digests[0] == digests[1] != digests[2]

@@ -6,11 +6,12 @@ from kvrelay.core.stats.seen_before import SeenBefore
 from kvrelay.core.traces.cut import cut
 from kvrelay.core.traces.plan import make_plan
 from kvrelay.core.traces.trace import GLOBAL_SCOPE, SESSION_SCOPE, Session, Trace, Turn
-from kvrelay.lab.demo.settings import DemoSettings, settings_for
+from kvrelay.lab.arms.settings import RunSettings
+from kvrelay.lab.demo.settings import settings_for
 from kvrelay.lab.replay.trace_file import bundled_trace
 
 
-def settings(trace: Trace, workers: int = 4) -> DemoSettings:
+def settings(trace: Trace, workers: int = 4) -> RunSettings:
     return settings_for(trace, workers=workers, repeats=3, policies=("sticky",), seed=1)
 
 
@@ -26,7 +27,7 @@ def test_bundled_trace_fits_into_the_fleet_but_not_into_one_worker() -> None:
     )
 
     assert 2 * chosen.fleet.blocks < new_blocks < chosen.fleet.workers * chosen.fleet.blocks
-    assert chosen.cut == DemoSettings().cut and chosen.scale == DemoSettings().scale
+    assert chosen.cut == RunSettings().cut and chosen.scale == RunSettings().scale
 
 
 @pytest.mark.parametrize("workers", [1, 4, 16])

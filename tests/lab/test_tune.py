@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.lab.made_up_run import made_up_run
 
-from kvrelay.lab.demo.results import PolicyResult
+from kvrelay.lab.arms.results import PolicyResult
 from kvrelay.lab.tune.sweep import Slo, Sweep, pick
 from kvrelay.lab.tune.table import sweep_table
 

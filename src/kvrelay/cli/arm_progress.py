@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvrelay.cli import messages
 from kvrelay.core.traces.cut import Cut
 from kvrelay.core.traces.plan import Plan
-from kvrelay.lab.demo.manifest import ArmFacts
+from kvrelay.lab.arms.manifest import ArmFacts
 from kvrelay.lab.replay.replay import Arm
 from kvrelay.lab.replay.sample import Sample
 

@@ -83,8 +83,8 @@ def run_to_end(work: Coroutine[Any, Any, Answer]) -> Answer:
     143. Arms that cannot be run (a port, a process, a primer) end it with a message."""
     from kvrelay.core.traces.trace import TraceError
     from kvrelay.edge.worker.launch import WorkerStartError
-    from kvrelay.lab.demo.arm import PrimerError
-    from kvrelay.lab.demo.gateway_process import GatewayStartError
+    from kvrelay.lab.arms.arm import PrimerError
+    from kvrelay.lab.arms.gateway_process import GatewayStartError
 
     terminated = False
 
@@ -111,8 +111,8 @@ def run_to_end(work: Coroutine[Any, Any, Answer]) -> Answer:
 
 
 def _finish(run: Any, out: Path, *, as_json: bool) -> None:
+    from kvrelay.lab.arms.results import sent_late
     from kvrelay.lab.demo.story import receipt_in_words
-    from kvrelay.lab.demo.verdict import sent_late
     from kvrelay.lab.report.files import summary, write_files
     from kvrelay.lab.report.view import overview_table
 

@@ -49,7 +49,7 @@ def tune(
 
 
 def weight_vector(text: str) -> Any:
-    from kvrelay.lab.demo.settings import Weights
+    from kvrelay.lab.arms.settings import Weights
 
     try:
         values = [float(part) for part in text.split(",")]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvrelay.edge.connectors.survey import Survey
     from kvrelay.edge.system.config import Config, Problem
     from kvrelay.edge.worker.spec import MockReady
-    from kvrelay.lab.demo.manifest import ArmFacts
+    from kvrelay.lab.arms.manifest import ArmFacts
 
 OK, VERDICT_FAIL, USAGE_ERROR, UNKNOWN = 0, 1, 2, 3
 """Exit codes, the same for every command."""

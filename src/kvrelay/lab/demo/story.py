@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvrelay.core.receipts.receipt import Candidate, Receipt
 from kvrelay.edge.observe.explain import explain
-from kvrelay.lab.demo.arm import is_primer
-from kvrelay.lab.demo.demo import Measured
+from kvrelay.lab.arms.arm import is_primer
+from kvrelay.lab.arms.measure import Measured
 
 TELLING_POLICY = "cache_load"
 

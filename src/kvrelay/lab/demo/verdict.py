@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from kvrelay.lab.demo.results import Figures, PolicyResult
+from kvrelay.lab.arms.results import Figures, PolicyResult, hit_ratio, sent_late
 
 TIE_RATIO = 1.05
 RULE = (
@@ -15,7 +15,6 @@ RULE = (
 )
 MIN_REPEATS = 3
 MIN_REQUESTS = 20  # answered ones per policy: the p95 of fewer is its slowest request
-LATE_SENDER_MS = 50.0  # p99; beyond it our own client, on a busy machine, is part of what was measured
 LOSS_WORDS = {
     "route": "lost because another worker held them",
     "residency": "promised and then evicted before they were used",
@@ -53,11 +52,6 @@ def judge(results: Mapping[str, PolicyResult]) -> Verdict:
     return Verdict(winner, "insufficient", RULE, won, f"{why} {caution}")
 
 
-def sent_late(figures: Figures) -> bool:
-    """Whether our own client was a bottleneck."""
-    return (figures.send_lag_ms.p99 or 0.0) > LATE_SENDER_MS
-
-
 def _doubts(ranked: list[PolicyResult]) -> list[str]:
     """Why the outcome proves nothing; empty when it does."""
     doubts = []
@@ -73,13 +67,6 @@ def _doubts(ranked: list[PolicyResult]) -> list[str]:
 
 def _no_verdict(why: str) -> Verdict:
     return Verdict(None, "none", RULE, "No verdict.", why)
-
-
-def hit_ratio(figures: Figures) -> float | None:
-    """Actual hits over what could have been hit at all."""
-    if figures.actual_cached_tokens is None or not figures.eligible_tokens:
-        return None
-    return figures.actual_cached_tokens / figures.eligible_tokens
 
 
 def _rank(result: PolicyResult) -> tuple[int, float]:

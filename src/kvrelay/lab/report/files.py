@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from kvrelay.lab.demo.demo import DemoRun, Measured
-from kvrelay.lab.demo.settings import LABEL
+from kvrelay.lab.arms.measure import Measured
+from kvrelay.lab.arms.settings import LABEL
+from kvrelay.lab.demo.demo import DemoRun
 from kvrelay.lab.report.page import render_page
 from kvrelay.lab.report.view import view_of
 

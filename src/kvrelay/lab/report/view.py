@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Struct
 
 from kvrelay.core.receipts.receipt import GateLoss
-from kvrelay.lab.demo.demo import DemoRun, Measured
-from kvrelay.lab.demo.results import ArmData, Figures, PolicyResult
+from kvrelay.lab.arms.measure import Measured
+from kvrelay.lab.arms.results import ArmData, Figures, PolicyResult, hit_ratio
+from kvrelay.lab.demo.demo import DemoRun
 from kvrelay.lab.demo.story import receipt_in_words
-from kvrelay.lab.demo.verdict import hit_ratio
 from kvrelay.lab.report.table import Table, milliseconds, percent, times, tokens
 
 GATES = GateLoss.__struct_fields__

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from kvrelay.lab.demo.demo import Measured, Watcher, measure
-from kvrelay.lab.demo.results import PolicyResult
-from kvrelay.lab.demo.settings import DemoSettings, Setup, Weights
+from kvrelay.lab.arms.measure import Measured, Watcher, measure
+from kvrelay.lab.arms.results import PolicyResult
+from kvrelay.lab.arms.settings import RunSettings, Setup, Weights
 from kvrelay.lab.replay.trace_file import TraceFile
 
 # From "cache only" to "load only", with the defaults in between.
@@ -52,7 +52,7 @@ class Sweep(Struct, frozen=True, eq=False):
 
 
 async def run_sweep(
-    source: TraceFile, settings: DemoSettings, vectors: Sequence[Weights], slo: Slo, *, out: Path, watcher: Watcher
+    source: TraceFile, settings: RunSettings, vectors: Sequence[Weights], slo: Slo, *, out: Path, watcher: Watcher
 ) -> Sweep:
     """The same replay for every vector; SLO and rule are in the manifest before the first arm."""
     setups = {vector.name: Setup("cache_load", "weights", vector) for vector in vectors}

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from kvrelay.lab.demo.settings import LABEL
-from kvrelay.lab.demo.verdict import hit_ratio
+from kvrelay.lab.arms.results import hit_ratio
+from kvrelay.lab.arms.settings import LABEL
 from kvrelay.lab.report.table import Table, milliseconds, percent, times, tokens
 from kvrelay.lab.tune.sweep import Sweep
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from kvrelay import __version__
 from kvrelay.core.traces.cut import Cut
 from kvrelay.core.traces.plan import Plan
-from kvrelay.lab.demo.settings import LABEL, DemoSettings
+from kvrelay.lab.arms.settings import LABEL, RunSettings
 from kvrelay.lab.replay.replay import Arm
 from kvrelay.lab.replay.trace_file import TraceFile
 
@@ -62,7 +62,7 @@ class Stated(Struct, frozen=True):
     rule: str
     trace: TraceFacts
     plan: PlanFacts
-    settings: DemoSettings
+    settings: RunSettings
     order: tuple[str, ...]
     host: HostFacts
 
@@ -97,7 +97,7 @@ class Manifest(Struct, frozen=True):
 
 
 def new_manifest(
-    source: TraceFile, cut: Cut, plan: Plan, settings: DemoSettings, order: Sequence[Arm], *, rule: str
+    source: TraceFile, cut: Cut, plan: Plan, settings: RunSettings, order: Sequence[Arm], *, rule: str
 ) -> Manifest:
     stated = Stated(
         kvrelay=__version__,

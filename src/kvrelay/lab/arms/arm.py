@@ -19,11 +19,11 @@ from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.core.traces.plan import Plan
 from kvrelay.core.traces.synth import PromptSynth
 from kvrelay.edge.worker.launch import MockFleet, RunningWorker
-from kvrelay.lab.demo.gateway_process import GatewayProcess
-from kvrelay.lab.demo.leftovers import leftovers
-from kvrelay.lab.demo.manifest import ArmFacts, ProcessFacts
-from kvrelay.lab.demo.results import ArmData
-from kvrelay.lab.demo.settings import DemoSettings
+from kvrelay.lab.arms.gateway_process import GatewayProcess
+from kvrelay.lab.arms.leftovers import leftovers
+from kvrelay.lab.arms.manifest import ArmFacts, ProcessFacts
+from kvrelay.lab.arms.results import ArmData
+from kvrelay.lab.arms.settings import RunSettings
 from kvrelay.lab.replay.client import CompletionClient, completion_body
 from kvrelay.lab.replay.replay import Arm, replay
 from kvrelay.lab.replay.sample import Sample
@@ -41,7 +41,7 @@ class ArmOutcome(Struct, frozen=True, eq=False):
 
 
 async def run_arm(
-    arm: Arm, plan: Plan, settings: DemoSettings, *, folder: Path, on_sample: Callable[[Sample], None]
+    arm: Arm, plan: Plan, settings: RunSettings, *, folder: Path, on_sample: Callable[[Sample], None]
 ) -> ArmOutcome:
     """Raises when the arm could not be run; requests that failed are samples, not exceptions."""
     folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240
@@ -88,7 +88,7 @@ def is_primer(receipt: Receipt) -> bool:
     return (receipt.session_id or "").startswith(PRIMER_SESSION)
 
 
-def _write_config(folder: Path, arm: Arm, workers: Sequence[RunningWorker], settings: DemoSettings) -> Path:
+def _write_config(folder: Path, arm: Arm, workers: Sequence[RunningWorker], settings: RunSettings) -> Path:
     """The arms' configurations differ in the policy, and in ports and paths; nothing else."""
     setup = settings.setup_of(arm.policy)
     lines = [
@@ -122,7 +122,7 @@ def _processes(workers: Sequence[RunningWorker], gateway: GatewayProcess) -> tup
     return tuple(facts)
 
 
-async def _prime(client: CompletionClient, arm: Arm, settings: DemoSettings) -> None:
+async def _prime(client: CompletionClient, arm: Arm, settings: RunSettings) -> None:
     """Rounds of one prompt per worker: the policies that look at load spread them, the others rotate."""
     synth = PromptSynth(settings.seed, settings.fleet.block_size_tokens, {})
     for round_number in range(settings.primer_prompts_per_worker):

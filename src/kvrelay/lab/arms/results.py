@@ -19,6 +19,8 @@ from kvrelay.core.traces.plan import Plan
 from kvrelay.lab.replay.replay import Arm
 from kvrelay.lab.replay.sample import Sample
 
+LATE_SENDER_MS = 50.0  # p99; beyond it our own client, on a busy machine, is part of what was measured
+
 
 class ArmData(Struct, frozen=True, eq=False):
     """All that was recorded of one arm; the primer is in the receipts and not in the samples."""
@@ -108,6 +110,18 @@ def _figures(arms: Sequence[ArmData], seen: Sequence[Mapping[str, int]]) -> Figu
         usage_disagreements=sum(s.cached_tokens != r.actual_cached_tokens for s, r, _ in known if s.ok),
         max_over_mean_load=max_over_mean(busy_ms(arms[0])) if len(arms) == 1 else None,
     )
+
+
+def sent_late(figures: Figures) -> bool:
+    """Whether our own client was a bottleneck."""
+    return (figures.send_lag_ms.p99 or 0.0) > LATE_SENDER_MS
+
+
+def hit_ratio(figures: Figures) -> float | None:
+    """Actual hits over what could have been hit at all."""
+    if figures.actual_cached_tokens is None or not figures.eligible_tokens:
+        return None
+    return figures.actual_cached_tokens / figures.eligible_tokens
 
 
 def busy_ms(data: ArmData) -> dict[str, float]:
