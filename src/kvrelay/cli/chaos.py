@@ -14,12 +14,12 @@ import msgspec
 import typer
 import zmq
 
-from kvrelay.cli import messages
+from kvrelay.cli import chaos_tcp, messages
 from kvrelay.cli.command_group import CommandGroup
 from kvrelay.cli.endpoints import check_endpoint
 from kvrelay.edge.chaos.events import EventProxy
-from kvrelay.edge.chaos.script import ScriptError
 from kvrelay.edge.chaos.stream import Action
+from kvrelay.edge.chaos.words import ScriptError
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -38,6 +38,9 @@ EPILOG = (
 @app.callback()
 def chaos() -> None:
     """Every kind of proxy is a command of its own."""
+
+
+app.command(epilog=chaos_tcp.EPILOG, short_help="Faults on the path to any TCP service, by script.")(chaos_tcp.tcp)
 
 
 @app.command(epilog=EPILOG, short_help="Faults in a worker's KV event stream, by script.")

@@ -20,10 +20,10 @@ from kvrelay.edge.chaos.script import (
     ReplayLast,
     ReplayOff,
     ReplayOn,
-    ScriptError,
     Seqs,
     parse_script,
 )
+from kvrelay.edge.chaos.words import ScriptError
 
 
 @pytest.mark.parametrize(

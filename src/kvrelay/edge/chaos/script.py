@@ -13,19 +13,14 @@ back until the next one comes. `reorder 10 12` sends 10 right after 12. `#` begi
 
 from __future__ import annotations
 
-import difflib
 import re
 
 from msgspec import Struct
 
+from kvrelay.edge.chaos.words import ScriptError, duration_s, not_legal, number, parts
+
 MAX_SEQ = 2**64 - 2
 MAX_COPIES = 100
-MAX_DELAY_S = 3600.0
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0}
-
-
-class ScriptError(ValueError):
-    """An instruction that is not legal; the text says what would be."""
 
 
 class Seqs(Struct, frozen=True):
@@ -126,14 +121,11 @@ _FORMS = {
 def parse_script(text: str) -> tuple[Instruction, ...]:
     """Raises ScriptError, which names the line."""
     instructions: list[Instruction] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        for part in line.partition("#")[0].split(";"):
-            words = part.split()
-            if words:
-                try:
-                    instructions.append(_instruction(words))
-                except ScriptError as error:
-                    raise ScriptError(f"line {number}, `{part.strip()}`: {error}") from None
+    for line, part, words in parts(text):
+        try:
+            instructions.append(_instruction(words))
+        except ScriptError as error:
+            raise ScriptError(f"line {line}, `{part}`: {error}") from None
     return tuple(instructions)
 
 
@@ -144,24 +136,24 @@ def _instruction(words: list[str]) -> Instruction:
         case ["drop", seqs]:
             return Drop(_seqs(seqs))
         case ["delay", seqs, duration]:
-            return Delay(_seqs(seqs), _duration_s(duration))
+            return Delay(_seqs(seqs), duration_s(duration))
         case ["duplicate", seqs]:
             return Duplicate(_seqs(seqs), 2)
         case ["duplicate", seqs, copies]:
-            return Duplicate(_seqs(seqs), _number(copies, 2, MAX_COPIES))
+            return Duplicate(_seqs(seqs), number(copies, 2, MAX_COPIES))
         case ["reorder", seq, later]:
-            return _reorder(_number(seq, 0, MAX_SEQ), _number(later, 0, MAX_SEQ))
+            return _reorder(number(seq, 0, MAX_SEQ), number(later, 0, MAX_SEQ))
         case ["hold", seqs, "until", "release"]:
             return Hold(_seqs(seqs), None)
         case ["hold", seqs, "until", seq]:
-            return _hold_until(_seqs(seqs), _number(seq, 0, MAX_SEQ))
+            return _hold_until(_seqs(seqs), number(seq, 0, MAX_SEQ))
         case ["release"]:
             return Release()
         case ["clear"]:
             return Clear()
         case ["replay", *rest]:
             return _replay(rest)
-    raise ScriptError(_not_legal(words[0]))
+    raise ScriptError(not_legal(words[0], _FORMS))
 
 
 def _replay(words: list[str]) -> ReplayFault:
@@ -173,11 +165,11 @@ def _replay(words: list[str]) -> ReplayFault:
         case ["drop", seqs]:
             return ReplayDrop(_seqs(seqs))
         case ["last", batches]:
-            return ReplayLast(_number(batches, 0, MAX_SEQ))
+            return ReplayLast(number(batches, 0, MAX_SEQ))
         case ["delay", duration]:
-            return ReplayDelay(_duration_s(duration))
+            return ReplayDelay(duration_s(duration))
         case ["cut", batches]:
-            return ReplayCut(_number(batches, 0, MAX_SEQ))
+            return ReplayCut(number(batches, 0, MAX_SEQ))
     raise ScriptError(f"legal: {_FORMS['replay']}")
 
 
@@ -204,27 +196,3 @@ def _seqs(text: str) -> Seqs:
     if not first <= last <= MAX_SEQ:
         raise ScriptError(f"`{text}` names no batches: {last} is smaller than {first}, or too large")
     return Seqs(first, last)
-
-
-def _duration_s(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)", text)
-    if found is None:
-        raise ScriptError(f"`{text}` is no duration; legal: 500ms, 2s, 1.5s, 1m")
-    seconds = float(found[1]) * _UNITS_S[found[2]]
-    if seconds > MAX_DELAY_S:
-        raise ScriptError(f"`{text}` is longer than an hour")
-    return seconds
-
-
-def _number(text: str, smallest: int, largest: int) -> int:
-    if not text.isdigit() or not smallest <= int(text) <= largest:
-        raise ScriptError(f"`{text}` is not legal here; legal: a whole number from {smallest} to {largest}")
-    return int(text)
-
-
-def _not_legal(word: str) -> str:
-    if word in _FORMS:
-        return f"legal: {_FORMS[word]}"
-    nearest = difflib.get_close_matches(word, _FORMS, n=1, cutoff=0.5)
-    hint = f"; did you mean `{nearest[0]}`?" if nearest else ""
-    return f"unknown instruction `{word}`; known: {', '.join(_FORMS)}{hint}"
