@@ -21,6 +21,7 @@ from kvrelay.lab.arms.results import ArmData, PolicyResult, policy_results
 from kvrelay.lab.arms.settings import RunSettings
 from kvrelay.lab.replay.replay import Arm
 from kvrelay.lab.replay.sample import Sample
+from kvrelay.lab.replay.sample_log import SampleLog
 from kvrelay.lab.replay.trace_file import TraceFile
 
 
@@ -71,10 +72,10 @@ async def _run_arms(
     outcomes: list[ArmOutcome] = []
     write_manifest(out, manifest)
     shutil.rmtree(out / "arms", ignore_errors=True)  # of an earlier run: its receipts must not be counted again
-    with (out / "samples.jsonl").open("wb", buffering=0) as log:
+    with SampleLog(out / "samples.jsonl") as log:
 
         def keep(sample: Sample) -> None:
-            log.write(msgspec.json.encode(sample) + b"\n")
+            log.write(sample)
             watcher.sampled(sample)
 
         for arm in order:
