@@ -19,7 +19,7 @@ def text_of(token_ids: TokenIds) -> str:
 
 def _word(token_id: int) -> str:
     """The id in base 80; every word has at least two syllables."""
-    syllables = []
+    syllables: list[str] = []
     while token_id or len(syllables) < 2:
         token_id, digit = divmod(token_id, _BASE)
         syllables.append(_SYLLABLES[digit])
