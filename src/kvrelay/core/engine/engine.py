@@ -17,6 +17,7 @@ from kvrelay.core.engine.payload import PayloadModel
 from kvrelay.core.engine.scheduler import Plan, Scheduler, SchedulerLimits
 from kvrelay.core.engine.sequence import EngineRequest, Sequence
 from kvrelay.core.model.events import KvEvent
+from kvrelay.core.model.prompt import TokenIds
 
 
 class EngineSettings(Struct, frozen=True):
@@ -182,6 +183,10 @@ class Engine:
     @property
     def unfinished_requests(self) -> int:
         return len(self._sequences)
+
+    def cached_blocks(self, token_ids: TokenIds, *, adapter: str | None = None, salt: str | None = None) -> int:
+        """Leading full blocks of these tokens that are findable now, the last one of a whole number of blocks too."""
+        return self._cache.findable(token_ids, adapter=adapter, salt=salt)
 
     def step(self, now_s: float, event: EngineEvent) -> tuple[EngineEffect, ...]:
         match event:

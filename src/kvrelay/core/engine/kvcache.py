@@ -11,6 +11,7 @@ from kvrelay.core.engine.blockpool import Block, BlockPool
 from kvrelay.core.engine.payload import PayloadModel
 from kvrelay.core.engine.sequence import EngineRequest, Sequence
 from kvrelay.core.model.events import BlocksStored
+from kvrelay.core.model.prompt import TokenIds
 
 
 class KvCache:
@@ -40,6 +41,11 @@ class KvCache:
                 break
             hits.append(block)
         return hits
+
+    def findable(self, token_ids: TokenIds, *, adapter: str | None, salt: str | None) -> int:
+        """How many leading full blocks of these tokens carry a name that is known now."""
+        names = self._keyer.prompt_keys(token_ids, self._block_size, adapter=adapter, salt=salt).tolist()
+        return next((depth for depth, name in enumerate(names) if self.pool.find(name) is None), len(names))
 
     def fits_whole(self, sequence: Sequence, hits: list[Block]) -> bool:
         """Whether all tokens known so far could be computed without taking a block from somebody."""
