@@ -14,7 +14,7 @@ ROW = b'{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0
 def test_formats_are_told_apart_and_the_digest_is_of_the_unpacked_bytes(tmp_path: Path) -> None:
     plain, packed = tmp_path / "rows.jsonl", tmp_path / "rows.jsonl.gz"
     plain.write_bytes(ROW)
-    packed.write_bytes(gzip.compress(ROW))
+    packed.write_bytes(gzip.compress(ROW, mtime=0))
 
     first, second = read_trace(plain), read_trace(packed)
 
@@ -27,7 +27,7 @@ def test_formats_are_told_apart_and_the_digest_is_of_the_unpacked_bytes(tmp_path
     [
         (b"", "an empty file"),
         (b"a,b,c\n1,2,3\n", "neither of the known formats"),
-        (gzip.compress(ROW)[:-9], "damaged gzip"),
+        (gzip.compress(ROW, mtime=0)[:-9], "damaged gzip"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes, found: str) -> None:
