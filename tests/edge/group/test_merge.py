@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvrelay.core.routing.status import TargetStatus, WorkerStatus
 from kvrelay.edge.group import merge
 from kvrelay.edge.group.merge_metrics import GroupPages
-from kvrelay.edge.observe.gauges import GAUGE_RULES
+from kvrelay.edge.observe.metric_table import METRICS
 from kvrelay.edge.observe.metrics import Metrics
 from tests.edge.gateway.scripted import ScriptedWorker, client_of, running, token_body
 
@@ -112,7 +112,7 @@ def page(requests: float = 0, seconds: float | None = None, worker: str = "a") -
     metrics = Metrics()
     metrics.requests.add((worker, "sticky", "ok"), requests)
     if seconds is not None:
-        metrics.e2e.observe(seconds)
+        metrics.e2e.observe(seconds, "r-1")
     return metrics.render().decode()
 
 
@@ -172,4 +172,4 @@ async def test_every_gauge_says_how_it_is_merged() -> None:
     async with running(ScriptedWorker("a")) as gateway, client_of(gateway) as client:
         await client.post(token_body())
         families = text_string_to_metric_families(gateway.metrics.render().decode())
-        assert [family.name for family in families if family.type == "gauge" and family.name not in GAUGE_RULES] == []
+        assert [family.name for family in families if family.type == "gauge" and family.name not in METRICS] == []

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvrelay.core.model.effects import Report
 from kvrelay.core.model.events import LoadReported, WorkerJoined, WorkerSpec
 from kvrelay.core.model.ids import WorkerId
-from kvrelay.core.model.units import Fault, RouteReason, Status
-from kvrelay.core.receipts.receipt import Attempt
+from kvrelay.core.model.units import FallbackReason, Fault, RouteReason, Status
+from kvrelay.core.receipts.receipt import Attempt, GateLoss
+from kvrelay.core.receipts.tasks import TaskLedger
 from kvrelay.core.routing.router import Router
 from kvrelay.core.routing.settings import RouterSettings
+from kvrelay.edge.observe.metric_table import METRICS
 from kvrelay.edge.observe.metrics import Metrics
 from kvrelay.edge.observe.metrics_join import compare, totals_of_page
+from kvrelay.edge.observe.task_counts import TaskCounts
 from tests.edge.observe.samples import receipt
 
 A = WorkerId("A", "1")
@@ -78,7 +84,9 @@ def test_what_a_receipt_does_not_know_moves_nothing() -> None:
     )
     found = samples(metrics)
     assert found['kvrelay_requests_total{policy="cache_load",status="refused",worker="none"}'] == 1
-    moved = {name for name, value in found.items() if value and not name.startswith("kvrelay_requests_total")}
+    moved = {
+        name for name, value in found.items() if value and not name.startswith(("kvrelay_requests", "kvrelay_routed"))
+    }
     assert moved == set()
 
 
@@ -184,11 +192,84 @@ def test_a_time_window_is_the_difference_of_two_pages_and_a_missing_counter_is_u
     assert verdicts["kvrelay_claimed_tokens_total"] == "unknown"
 
 
-@pytest.mark.covers("OB-10")
-def test_hits_by_tier_are_those_that_workers_tell_apart() -> None:
+@pytest.mark.covers("OB-02")
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=30))
+def test_every_eligible_token_was_hit_or_recomputed_or_is_not_accounted_for(rows: list[tuple[int, int, bool]]) -> None:
     metrics = Metrics()
-    metrics.bind_hits(lambda: {"A": {"gpu": 640, "peer": 3}, "B": {}})
-    page = metrics.render().decode()
-    assert 'kvrelay_reported_cached_tokens{tier="gpu",worker="A"} 640.0' in page
-    assert 'kvrelay_reported_cached_tokens{tier="peer",worker="A"} 3.0' in page
-    assert 'worker="B"' not in page
+    for hit, missed, known in rows:
+        loss = GateLoss(prefix=0, route=missed // 2, residency=missed - missed // 2, transfer=0)
+        metrics.observe_receipt(
+            receipt(
+                eligible_prefix_tokens=hit + missed,
+                actual_cached_tokens=hit if known else None,
+                gate_loss_tokens=loss if known else None,
+            )
+        )
+    totals = totals_of_page(metrics.render().decode())
+    parts = ("actual_cached_tokens", "recomputed_tokens", "unaccounted_eligible_tokens")
+    assert totals["kvrelay_eligible_tokens_total"] == sum(totals.get(f"kvrelay_{part}_total", 0) for part in parts)
+
+
+@pytest.mark.covers("OB-01")
+def test_waiting_is_told_by_histograms_whose_buckets_name_a_request() -> None:
+    metrics = Metrics()
+    tasks = TaskCounts(TaskLedger(idle_s=10, max_open=10))
+    metrics.bind_tasks(tasks, lambda: 1e6)
+    one = receipt("r-9")
+    tasks.ledger.observe(one)
+    metrics.observe_receipt(one)
+    metrics.observe_receipt(receipt("x" * 101, ttft_ms=700.0))
+    page, content_type = metrics.render_for("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    found = {family.name: family for family in openmetrics_families(page.decode())}
+    for name in ("ttft", "itl", "e2e", "session_wall"):
+        assert found[f"kvrelay_{name}_seconds"].type == "histogram"
+    exemplars = {s.exemplar.labels["request_id"] for s in found["kvrelay_ttft_seconds"].samples if s.exemplar}
+    assert exemplars == {"r-9"}, "an id that is too long for the format is left out, and stops nothing"
+
+
+@pytest.mark.covers("OB-02", "OB-11")
+def test_time_to_first_token_is_told_apart_by_cache_and_length_of_the_prompt() -> None:
+    metrics = Metrics()
+    for cached, prompt in ((800, 1000), (10, 1000), (9000, 20_000), (10_000, 20_000), (None, 20_000)):
+        metrics.observe_receipt(receipt(actual_cached_tokens=cached, prompt_tokens=prompt))
+    counts = {
+        name.partition("{")[2]: value
+        for name, value in samples(metrics).items()
+        if name.startswith("kvrelay_ttft_by_cache_seconds_count") and value
+    }
+    assert counts == {
+        'cache="warm",prompt="up_to_1k"}': 1,
+        'cache="cold",prompt="up_to_1k"}': 1,
+        'cache="cold",prompt="over_16k"}': 1,
+        'cache="warm",prompt="over_16k"}': 1,
+    }
+
+
+@pytest.mark.covers("OB-03", "OB-04", "OB-05")
+def test_reasons_retries_and_fallbacks_are_counted() -> None:
+    metrics = Metrics()
+    failed = Attempt(1, "A", "1", 0, RouteReason.ROUND_ROBIN, 0.5, Fault.RESET)
+    rest = Attempt(2, "B", "1", 0, RouteReason.ROUND_ROBIN, 9.5)
+    metrics.observe_receipt(
+        receipt(attempts=(failed, rest), fallback_reason=FallbackReason.RETRIED_ELSEWHERE, remote_bytes_read=4096)
+    )
+    found = samples(metrics)
+    assert found['kvrelay_routed_total{reason="cache_spill"}'] == 1
+    assert found["kvrelay_retries_total"] == 1
+    assert found['kvrelay_fallbacks_total{reason="retried_elsewhere"}'] == 1
+    assert found["kvrelay_remote_bytes_read_total"] == 4096
+    assert found['kvrelay_stale_claim_tokens_total{worker="B"}'] == 64
+
+
+@pytest.mark.covers("OB-14")
+def test_every_family_on_the_page_is_in_the_table_as_it_is() -> None:
+    metrics, _ = bound()
+    metrics.bind_tasks(TaskCounts(TaskLedger(idle_s=10, max_open=10)), lambda: 0.0)
+    metrics.bind_tokens(lambda: (1, 2))
+    metrics.observe_receipt(receipt(unscored_because="no_prompt"))
+    for family in metrics.collect():
+        spec = METRICS[family.name + ("_total" if family.type == "counter" else "")]
+        assert (spec.kind, spec.meaning) == (family.type, family.documentation)
+        own = {name for sample in family.samples for name in sample.labels} - {"le"}
+        assert own <= set(spec.labels)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 from msgspec import Struct
-from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 
 from kvrelay.core.model.events import PolicyChanged, RequestArrived, SessionClosed
@@ -37,6 +36,7 @@ WORKER_MEMBERS = frozenset(("url", "name", "model", "events", "replay", "topic",
 SECOND_HEADER = SECOND_SESSION_HEADER.decode()
 MAX_RECEIPTS = 1000
 CONFIG_PATH = "/process/config"
+TASKS_PATH = "/process/tasks"
 _DECIMAL = re.compile("[0-9]{1,9}")  # of what `isdigit` calls digits, `int` reads only some, and not too many of them
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -58,7 +58,7 @@ class Admin:
     def app(self, max_body_bytes: int) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=max_body_bytes)
         if self._gateway.is_one_of_several:
-            app.add_routes([web.put(CONFIG_PATH, self._take_config)])
+            app.add_routes([web.put(CONFIG_PATH, self._take_config), web.post(TASKS_PATH, self._hand_over_tasks)])
         app.add_routes(
             [
                 web.get("/metrics", self._metrics),
@@ -103,7 +103,8 @@ class Admin:
     # --- state -------------------------------------------------------------------------------------------------------
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._gateway.metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        body, content_type = self._gateway.metrics.render_for(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _status(self, request: web.Request) -> web.Response:
         router = msgspec.to_builtins(self._gateway.status())
@@ -201,6 +202,10 @@ class Admin:
         except (UnsafeListener, OSError, ValueError) as problem:
             return problem_response(400, str(problem))
         return _json({"needs_restart": needs_restart})
+
+    async def _hand_over_tasks(self, request: web.Request) -> web.Response:
+        """To the group, which follows sessions over all its processes; none of it is kept here."""
+        return _json(self._gateway.tasks.take_all())
 
     # --- requests and sessions ---------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from kvrelay import __version__
 from kvrelay.core.model.effects import RequestReplay, RequestSnapshot
 from kvrelay.core.model.events import DrainStarted, Event, PolicyChanged, SettingsChanged, WorkerJoined
+from kvrelay.core.receipts.tasks import TaskLedger
 from kvrelay.core.routing.router import Router
 from kvrelay.core.routing.settings import RouterSettings
 from kvrelay.core.routing.status import RouterStatus
@@ -38,9 +39,11 @@ from kvrelay.edge.gateway.safety import UnsafeListener, refuse_unsafe_listeners
 from kvrelay.edge.http.client import CallTimeouts, UpstreamPool
 from kvrelay.edge.http.limits import HttpLimits
 from kvrelay.edge.http.server import HttpServer, start_server
+from kvrelay.edge.observe.fleet_gauges import Costs, costs_of
 from kvrelay.edge.observe.metrics import Metrics
 from kvrelay.edge.observe.receipt_log import LineWriter, ReceiptLog, receipt_file
-from kvrelay.edge.system.clock import monotonic_s
+from kvrelay.edge.observe.task_counts import MAX_OPEN_TASKS, TaskCounts
+from kvrelay.edge.system.clock import monotonic_s, wall_s
 from kvrelay.edge.system.config import Config, router_settings, run_digest
 from kvrelay.edge.system.config_change import first_state, takes_effect
 from kvrelay.edge.tokens.parity import Parity, describe_tokens
@@ -86,6 +89,7 @@ class Gateway:
         self.tokens: TokenService
         self._parity: Parity | None = None
         self.metrics: Metrics
+        self.tasks: TaskLedger
         self.receipts: ReceiptLog
         self._pool: UpstreamPool
         self._port: DataPort
@@ -237,7 +241,11 @@ class Gateway:
 
     def _compose(self, tenants: Tenants) -> None:
         config = self.config
-        self.metrics = Metrics()
+        idle_s = config.observe.task_idle_s
+        self.tasks = TaskLedger(idle_s=idle_s, max_open=MAX_OPEN_TASKS)
+        self.metrics = Metrics(tasks=self.tasks)
+        if self._place is None:
+            self.metrics.bind_tasks(TaskCounts(self.tasks), lambda: monotonic_s() * 1e3)
         self.receipts = ReceiptLog(self._receipt_writer())
         self.host = RouterHost(
             Router(self._router_settings()),
@@ -251,9 +259,7 @@ class Gateway:
         workers = None if self._place is None else self._place.workers
         self.fleet = Fleet(config, feed=self._hear, clock=monotonic_s, observer=self.metrics, workers=workers)
         self.metrics.bind(self.status, lambda: [view.name for view in self.fleet.views()])
-        self.metrics.bind_hits(
-            lambda: {v.name: v.last_scrape.hits_by_tier_tokens for v in self.fleet.views() if v.last_scrape}
-        )
+        self.metrics.bind_fleet(self.fleet.views, self.status, self._costs)
         self.tokens = self._tokens()
         self._pool = UpstreamPool()
         self._port = DataPort(
@@ -323,8 +329,13 @@ class Gateway:
     def _hear(self, event: Event) -> None:
         """What the fleet says goes to the router; a new worker's tokenizer is compared with ours besides."""
         self.host.feed(event)
-        if self._parity is not None and isinstance(event, WorkerJoined):
-            self._spawn(self._parity.check(event.worker.name))
+        if isinstance(event, WorkerJoined):
+            self.metrics.worker_joined(event.worker.name, wall_s())
+            if self._parity is not None:
+                self._spawn(self._parity.check(event.worker.name))
+
+    def _costs(self) -> Costs:
+        return costs_of(self.config)
 
     def _replay(self, effect: RequestReplay) -> None:
         self.fleet.replay(effect)  # host and fleet need each other; the fleet is made second

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 
-from kvrelay.edge.gateway.admin import CONFIG_PATH, WORKER_MEMBERS, Policy, admits_origin, problem_response
+from kvrelay.edge.gateway.admin import CONFIG_PATH, TASKS_PATH, WORKER_MEMBERS, Policy, admits_origin, problem_response
 from kvrelay.edge.gateway.auth import AdminToken
 from kvrelay.edge.group import merge
 from kvrelay.edge.group.member import Answer, NoAnswer
@@ -82,7 +81,8 @@ class GroupAdmin:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         await self._group.read_pages()
-        return web.Response(body=self._group.pages.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        body, content_type = self._group.pages.render_for(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _status(self, request: web.Request) -> web.Response:
         numbered = await self._group.ask_all("GET", _target(request))
@@ -158,7 +158,7 @@ class GroupAdmin:
         return _passed(_any([answer for answer in answers if answer.ok] or answers))
 
     async def _other(self, request: web.Request) -> web.Response:
-        if request.path == CONFIG_PATH:  # between the group and its processes; no such path for others
+        if request.path in (CONFIG_PATH, TASKS_PATH):  # between the group and its processes; no such path for others
             return problem_response(404, f"no such path: `{request.path}`")
         if request.method in ("GET", "HEAD"):
             return await self._from_one(request)

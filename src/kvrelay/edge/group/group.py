@@ -25,19 +25,22 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
-from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from kvrelay.edge.gateway.admin import CONFIG_PATH
+from kvrelay.core.receipts.tasks import TaskLedger
+from kvrelay.edge.gateway.admin import CONFIG_PATH, TASKS_PATH
 from kvrelay.edge.gateway.gateway import admin_token, authority
 from kvrelay.edge.group.admin import GroupAdmin
 from kvrelay.edge.group.frames import Kind, decode_failed, decode_number
 from kvrelay.edge.group.hub import Hub
 from kvrelay.edge.group.member import CHANGE_TIMEOUT_S, Answer, Member, NoAnswer
-from kvrelay.edge.group.merge_metrics import GroupPages, process_gauge
+from kvrelay.edge.group.merge_metrics import GroupPages
 from kvrelay.edge.group.orders import Orders, Standing
 from kvrelay.edge.group.safety import refuse_unusable
+from kvrelay.edge.observe.gauges import counter, gauge
 from kvrelay.edge.observe.receipt_log import LineWriter, receipt_file
+from kvrelay.edge.observe.task_counts import MAX_OPEN_TASKS, TaskCounts
+from kvrelay.edge.system.clock import monotonic_s
 from kvrelay.edge.system.config import Config
 from kvrelay.edge.system.config_change import first_state, takes_effect
 
@@ -59,6 +62,7 @@ class Group:
         self.seed = secrets.randbits(63) if seed is None else seed
         self.standing = Standing(config)
         self.pages = GroupPages()
+        self._tasks_seen = TaskCounts(TaskLedger(idle_s=config.observe.task_idle_s, max_open=MAX_OPEN_TASKS))
         self._key_seed = secrets.token_bytes(32)
         self._fingerprint_secret = secrets.token_bytes(32)
         self._members = tuple(Member(number) for number in range(config.gateway.processes))
@@ -179,11 +183,9 @@ class Group:
         ]
 
     def _facts(self) -> Iterator[Metric]:
-        up = {member.number: float(member.ready) for member in self._members}
-        yield process_gauge("kvrelay_process_up", "1 if this process takes requests.", up)
-        restarts = CounterMetricFamily("kvrelay_process_restarts", "Processes that had to be started again.")
-        restarts.add_metric((), sum(member.restarts for member in self._members))
-        yield restarts
+        yield gauge("kvrelay_process_up", [((str(member.number),), member.ready) for member in self._members])
+        yield counter("kvrelay_process_restarts_total", [((), sum(member.restarts for member in self._members))])
+        yield from self._tasks_seen.families(monotonic_s() * 1e3)
 
     # --- questions and changes ---------------------------------------------------------------------------------------
 
@@ -273,6 +275,9 @@ class Group:
                 self.pages.silent(member.number)
             else:
                 self.pages.take(member.number, answer.body.decode())
+        for answer in (await self.ask_all("POST", TASKS_PATH)).values():
+            if answer.ok:
+                self._tasks_seen.take(answer.body)
 
     async def _read_pages_regularly(self) -> None:
         """So that little of what a process counted is lost with it."""

@@ -3,23 +3,23 @@
 Counters and histograms add up. They must never fall, not even by the rounding of a sum in another order, or whoever
 reads them takes that for a new start and counts everything twice. So what a process had counted when it died stays in
 the sum, and sums are exact until they are printed. Gauges go by what they mean
-(`GAUGE_RULES` beside their definition); those of a process that does not answer are left out.
+(`merge` in the table of metrics); those of a process that does not answer are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from kvrelay.edge.observe.gauges import GAUGE_RULES
+from kvrelay.edge.observe.metric_table import METRICS, Merge
+from kvrelay.edge.observe.metrics import render
 
 Key = tuple[str, tuple[tuple[str, str], ...]]  # name of the sample, its labels
 Reduce = Callable[[Iterable[float]], float]
@@ -30,7 +30,7 @@ def _exact_sum(values: Iterable[float]) -> float:
     return cast(float, exact)
 
 
-_REDUCE: Mapping[Literal["sum", "max", "min"], Reduce] = {"sum": _exact_sum, "max": max, "min": min}
+_REDUCE: Mapping[Merge, Reduce] = {"sum": _exact_sum, "max": max, "min": min}
 
 
 class Page:
@@ -83,20 +83,17 @@ class GroupPages(Collector):
                 family.samples = [sample for sample in family.samples if sample.labels.get("worker") != worker]
 
     def render(self) -> bytes:
-        return generate_latest(self._registry)
+        return self.render_for("")[0]
+
+    def render_for(self, accept: str) -> tuple[bytes, str]:
+        """In the format that an Accept header asks for, with its content type."""
+        return render(self._registry, accept)
 
     def collect(self) -> Iterator[Metric]:
         living = [page.counters() for page in self._pages.values()]
         yield from _summed([*living, *self._of_the_dead])
         yield from _gauges([page for process, page in self._pages.items() if self._answering[process]])
         yield from self._facts()
-
-
-def process_gauge(name: str, meaning: str, values: Mapping[int, float]) -> Metric:
-    family = GaugeMetricFamily(name, meaning, labels=("process",))
-    for process, value in values.items():
-        family.add_metric((str(process),), value)
-    return family
 
 
 def _summed(pages: Sequence[Mapping[str, Metric]]) -> Iterator[Metric]:
@@ -108,7 +105,7 @@ def _gauges(pages: Sequence[Page]) -> Iterator[Metric]:
     names = dict.fromkeys(name for page in pages for name, family in page.families.items() if family.type == "gauge")
     for name in names:
         families = [page.families[name] for page in pages if name in page.families]
-        yield _merged(families, _REDUCE[GAUGE_RULES.get(name, "max")])
+        yield _merged(families, _REDUCE[METRICS[name].merge if name in METRICS else "max"])
 
 
 def _merged(families: Sequence[Metric], reduce: Reduce) -> Metric:

@@ -11,6 +11,11 @@ def monotonic_s() -> float:
     return time.monotonic()
 
 
+def wall_s() -> float:
+    """Seconds since the epoch, for metrics that other machines compare."""
+    return time.time()
+
+
 def wall_time() -> str:
     """Now in UTC, ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

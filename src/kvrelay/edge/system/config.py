@@ -26,6 +26,7 @@ from kvrelay.edge.system.sections import (
     GatewaySection,
     HealthSection,
     IndexSection,
+    ObserveSection,
     PolicySection,
     ReceiptsSection,
     RetrySection,
@@ -67,6 +68,7 @@ class Config(Section):
     index: IndexSection = IndexSection()
     policy: PolicySection = PolicySection()
     receipts: ReceiptsSection = ReceiptsSection()
+    observe: ObserveSection = ObserveSection()
     tenants: dict[str, TenantSection] = Field(default_factory=dict)
     store: StoreSection = StoreSection()
 

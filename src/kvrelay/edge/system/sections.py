@@ -268,6 +268,13 @@ class WorkerConfig(Section):
         ge=1,
         le=MAX_BLOCK_TOKENS,
     )
+    gpus: int | None = key(
+        None,
+        "GPUs it runs on, for what a task costs.",
+        "Unset: GPU-seconds are not known and not shown.",
+        ge=0,
+        le=100_000,
+    )
     adapter: AdapterName = key(
         "auto", "Kind of engine.", "`auto` asks the worker; `openai` expects nothing beyond the OpenAI paths."
     )
@@ -424,6 +431,28 @@ class ReceiptsSection(Section):
     )
     rotate_mb: int = key(64, "Size at which the file is rotated.", "Higher: fewer, larger files.", ge=1, le=65_536)
     keep: int = key(8, "Rotated files kept; older ones are deleted.", "Higher: longer history.", ge=0, le=10_000)
+
+
+class ObserveSection(Section):
+    task_idle_s: float = key(
+        300.0,
+        "A session is over, and counted as a task, when nothing of it has ended for this long.",
+        "Higher: slow sessions stay one task. Lower: tasks are counted sooner.",
+        gt=0,
+        le=86_400,
+    )
+    gpu_hour_price: float | None = key(
+        None,
+        "Price of one GPU for one hour, in whatever currency.",
+        "Set, with workers.gpus: the cost per successful task is shown.",
+        ge=0,
+        le=1e6,
+    )
+    results: Path | None = key(
+        None,
+        "Folder with results of drills and gates, for the live page.",
+        "Unset: the page says that there are none.",
+    )
 
 
 class TenantSection(Section):
