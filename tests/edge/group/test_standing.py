@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvrelay.core.model.units import Trigger
+from kvrelay.core.routing.epochs import EpochState
 from kvrelay.edge.fleet.change import WorkerClash
 from kvrelay.edge.group.group import held_port
 from kvrelay.edge.group.orders import Orders, Standing, read_orders
@@ -74,6 +76,7 @@ def test_orders_survive_the_pipe() -> None:
         policy=None,
         scorer=None,
         drained=["a"],
+        epochs=EpochState(2, {"t": 1}, {}, {"a": ("life", Trigger.REVISION)}),
         seed=2**62,
         key_seed=b"\x00\xff",
         fingerprint_secret=bytes(32),

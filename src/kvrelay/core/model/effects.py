@@ -118,6 +118,8 @@ ReportKind = Literal[
     "orphans_dropped",
     "block_size_mismatch",
     "policy_switched",
+    "epoch_rotated",
+    "worker_retired",
 ]
 
 

@@ -12,7 +12,7 @@ from kvrelay.core.model.census import Census
 from kvrelay.core.model.ids import WorkerId
 from kvrelay.core.model.prompt import Prompt, Tenant, TokenIds, Usage
 from kvrelay.core.model.siblings import Placement, SiblingLoad
-from kvrelay.core.model.units import Fault, Tier
+from kvrelay.core.model.units import Fault, Tier, Trigger
 from kvrelay.core.routing.settings import RouterSettings
 
 # --- the fleet ---------------------------------------------------------------------------------------------------
@@ -34,6 +34,7 @@ class WorkerSpec(Struct, frozen=True):
     keeps_whole_prompts: bool = False  # not blocks: a prompt that forks from another takes the place of its rest
     engine: str = "unknown"
     models_payload: bool | None = None  # False for mocks: no KV tensor is modelled
+    separates_salts: bool = True  # requests with different cache salts never share KV in it
 
 
 class WorkerJoined(Struct, frozen=True):
@@ -208,6 +209,7 @@ class RequestArrived(Struct, frozen=True, eq=False):
     tenant: Tenant = Tenant()
     path: str = "/v1/completions"
     priority: int = 0
+    epoch: str = "0"  # that its salt carries, as `Router.epochs` said when it came
     draw: int = 0  # the host's chance for this request (uniform 64 bit); the router itself never draws
 
 
@@ -334,6 +336,19 @@ class PolicyChanged(Struct, frozen=True):
     scorer: str | None = None
 
 
+class EpochRotated(Struct, frozen=True):
+    """Something incompatible changed: requests from now on meet no KV from before (`core/routing/epochs.py`).
+
+    `tenant` belongs to a change of a tenant's policy, `adapter` to one of an adapter. `keep` names workers that have
+    the new revision or tokenizer already.
+    """
+
+    trigger: Trigger
+    tenant: str | None = None
+    adapter: str | None = None
+    keep: tuple[str, ...] = ()
+
+
 class WokeUp(Struct, frozen=True):
     """A `WakeAt` that the router asked for is due."""
 
@@ -366,5 +381,6 @@ Event = (
     | SessionPlaced
     | SiblingReported
     | SettingsChanged
+    | EpochRotated
     | DrainStarted
 )

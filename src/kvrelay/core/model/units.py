@@ -39,6 +39,16 @@ class RouteReason(StrEnum):
     NOT_ROUTED = "not_routed"
 
 
+class Trigger(StrEnum):
+    """What changed so that KV from before must not be met again: why an epoch is rotated."""
+
+    REVISION = "revision"
+    TOKENIZER = "tokenizer"
+    TEMPLATE = "template"
+    ADAPTER = "adapter"
+    TENANT_POLICY = "tenant_policy"
+
+
 class Status(StrEnum):
     """Terminal status of one client request; exactly one per request."""
 

@@ -68,6 +68,7 @@ class Receipt(Struct, frozen=True, kw_only=True):
     request_id: str
     session_id: str | None
     tenant: str
+    epoch: str | None = None  # of its keys; equal ones may share KV, different ones never do
     path: str
     model: str | None
     prefix_fingerprint: str | None

@@ -47,6 +47,7 @@ def assemble(
         request_id=arrived.request_id,
         session_id=arrived.session_id,
         tenant=arrived.tenant.name,
+        epoch=arrived.epoch,
         path=arrived.path,
         model=arrived.model,
         prefix_fingerprint=_fingerprint(arrived),

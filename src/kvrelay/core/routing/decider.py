@@ -180,7 +180,7 @@ class Decider:
         worker = self._fleet.live(home.worker)
         if worker is None or not worker.health.routable(now):
             return Bound(broken=RouteReason.AFFINITY_BROKEN_UNHEALTHY)
-        if worker.draining:
+        if worker.leaving:
             return Bound(broken=RouteReason.AFFINITY_BROKEN_UNAVAILABLE)
         home_slot = worker.targets[home.rank].slot
         busy = self._fleet.turns_away(now, home_slot, self._ledger)

@@ -7,6 +7,7 @@ from kvrelay.core.load.ledger import Ledger
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.units import IndexState
 from kvrelay.core.routing.assemble import all_candidates
+from kvrelay.core.routing.epochs import EpochState
 from kvrelay.core.routing.fleet import FleetView, Target, Worker
 from kvrelay.core.routing.keeper import EventCounts, Keeper
 from kvrelay.core.routing.live import Decision
@@ -36,6 +37,7 @@ def describe(
     sessions: int,
     spills: int,
     late_events: int,
+    epochs: EpochState,
 ) -> RouterStatus:
     """The whole router at one moment."""
     return RouterStatus(
@@ -49,6 +51,7 @@ def describe(
         index_blocks=keeper.residency.size(),
         spills=spills,
         late_events=late_events,
+        epochs=epochs,
         workers=tuple(_worker(now, worker, keeper, ledger) for worker in fleet.workers.values()),
     )
 
@@ -73,9 +76,10 @@ def _worker(now: float, worker: Worker, keeper: Keeper, ledger: Ledger) -> Worke
         adapters=spec.adapters,
         role=spec.role,
         up=worker.health.up,
-        routable=worker.health.routable(now) and not worker.draining,
+        routable=worker.health.routable(now) and not worker.leaving,
         standing=worker.health.standing(now).value,
         draining=worker.draining,
+        retired=worker.retired,
         targets=tuple(_target(target, keeper, ledger) for target in worker.targets),
         events=_counts(keeper.counts[worker.id.name]),
     )

@@ -65,7 +65,7 @@ class Target:
 class Worker:
     """One live incarnation of a worker."""
 
-    __slots__ = ("draining", "health", "id", "spec", "targets")
+    __slots__ = ("draining", "health", "id", "retired", "spec", "targets")
 
     def __init__(self, worker_id: WorkerId, spec: WorkerSpec, health: Health, targets: tuple[Target, ...]) -> None:
         self.id = worker_id
@@ -73,6 +73,12 @@ class Worker:
         self.health = health
         self.targets = targets
         self.draining = False
+        self.retired = False  # of a past epoch
+
+    @property
+    def leaving(self) -> bool:
+        """It ends what it has and gets nothing more."""
+        return self.draining or self.retired
 
     def serves(self, model: str | None) -> bool:
         spec = self.spec
@@ -188,7 +194,7 @@ class FleetView:
     def anyone(self, now: float) -> bool:
         """Whether a request that came now would be sent to somebody, whatever it asks for."""
         return any(
-            worker.health.standing(now) is not Standing.DEAD and not worker.draining for worker in self.workers.values()
+            worker.health.standing(now) is not Standing.DEAD and not worker.leaving for worker in self.workers.values()
         )
 
     def _not_tried(self, now: float, model: str | None, found: Candidates, without: frozenset[str]) -> Candidates:
@@ -253,7 +259,7 @@ def _fitting(alive: list[Worker], model: str | None, *, claimed: bool) -> list[W
     """Who of them may take a request for this model, or what was missing. `claimed`: somebody known serves it."""
     if not alive:
         return "no_worker_alive"
-    willing = [worker for worker in alive if not worker.draining]
+    willing = [worker for worker in alive if not worker.leaving]
     if not willing:
         return "all_draining"
     # Where nobody claims the model, a worker's own "no such model" is the right answer.

@@ -42,6 +42,7 @@ from kvrelay.core.model.events import (
     CanGoOn,
     ClientLeft,
     DrainStarted,
+    EpochRotated,
     Event,
     EventsHeard,
     FirstTokenSeen,
@@ -66,6 +67,7 @@ from kvrelay.core.model.events import (
     WorkerJoined,
     WorkerLeft,
     WorkerResumed,
+    WorkerSpec,
 )
 from kvrelay.core.model.ids import TargetId, WorkerId
 from kvrelay.core.model.prompt import BlockKeys, Prompt, Usage
@@ -81,6 +83,7 @@ from kvrelay.core.routing.alarm import Alarm
 from kvrelay.core.routing.assemble import assemble
 from kvrelay.core.routing.decider import Decider
 from kvrelay.core.routing.describe import answer_match, describe
+from kvrelay.core.routing.epochs import Epochs, EpochState
 from kvrelay.core.routing.fleet import Candidates, FleetView, Target, Worker
 from kvrelay.core.routing.health import Change, Health
 from kvrelay.core.routing.keeper import SWEEP_BLOCKS, Keeper
@@ -108,8 +111,9 @@ _ANSWERED = frozenset({Fault.BACK_PRESSURE, Fault.SERVER_ERROR})  # the worker's
 class Router:
     """Composes fleet, index, load, affinity, policy and retry. Not thread-safe; one host drives it."""
 
-    def __init__(self, settings: RouterSettings) -> None:
+    def __init__(self, settings: RouterSettings, epochs: EpochState = EpochState()) -> None:
         self.settings = settings
+        self.epochs = Epochs(epochs)
         self._scorer = settings.scorer
         self.policy = self._make_policy(settings.policy, settings.scorer)
         self._fleet = FleetView()
@@ -169,6 +173,7 @@ class Router:
             sessions=len(self._affinity),
             spills=self.spills,
             late_events=self.late_events,
+            epochs=self.epochs.state,
         )
 
     @property
@@ -242,6 +247,8 @@ class Router:
                 return self._sibling_reported(now, event)
             case SettingsChanged():
                 return self._change_settings(now, event.settings)
+            case EpochRotated():
+                return self._rotate(event)
             case DrainStarted():
                 self._draining = event
                 return ()
@@ -508,6 +515,7 @@ class Router:
             return "body_streamed"
         if event.relayed:
             because = migration.hindrance(event) if self.settings.migrate else "migration_off"
+            because = because or self._other_epoch(live)
             if because is not None:
                 return because
         if self._held_by_session(live):
@@ -515,6 +523,12 @@ class Router:
         return self._retry.hindrance(
             now, attempts_made=len(live.attempts), fault=event.fault, relayed=event.relayed, free=free
         )
+
+    def _other_epoch(self, live: Live) -> str | None:
+        """What an old worker began, a new one must not end: the answer would be of two revisions."""
+        arrived = live.arrived
+        same = self.epochs.tag(arrived.tenant.name, arrived.adapter) == arrived.epoch
+        return None if same else "epoch_rotated"
 
     def _held_by_session(self, live: Live) -> bool:
         """Under hard affinity the answer of a session's own worker is final, and passes with its hint."""
@@ -706,6 +720,7 @@ class Router:
             self._ledger.add_slot(target.slot)
         worker = Worker(event.worker, event.spec, health, targets)
         worker.draining = event.worker.name in self._fleet.drained
+        worker.retired = self.epochs.joined(event.worker)
         self._fleet.add(worker)
         begun: Effects = ()
         for target in targets:
@@ -790,6 +805,9 @@ class Router:
         effects: Effects = ()
         for target in worker.targets:
             effects += self._keeper.reset(now, target, replay=event.replay)
+        if not event.replay and self.epochs.emptied(worker.id):
+            worker.retired = False
+            self._fleet.changed()
         return effects + self._wake(now)
 
     def _events_heard(self, event: EventsHeard) -> Effects:
@@ -806,6 +824,29 @@ class Router:
         self.policy = self._make_policy(event.policy, scorer)
         self._scorer = scorer
         return (Report("policy_switched", detail=event.policy),)
+
+    def left_by(self, event: EpochRotated) -> tuple[str, ...]:
+        """Names of the workers that could still take requests after this rotation."""
+        retired = self.epochs.outdated(event, self._lives())
+        return tuple(
+            worker.id.name
+            for worker in self._fleet.workers.values()
+            if worker.id not in retired and not worker.leaving and worker.health.up
+        )
+
+    def _lives(self) -> tuple[tuple[WorkerId, WorkerSpec], ...]:
+        return tuple((worker.id, worker.spec) for worker in self._fleet.workers.values())
+
+    def _rotate(self, event: EpochRotated) -> Effects:
+        """One step: whoever arrives after it belongs to the new epoch, whoever came before stays in the old one."""
+        retired = self.epochs.rotate(event, self._lives())
+        for worker_id in retired:
+            self._fleet.workers[worker_id.name].retired = True
+        self._fleet.changed()
+        whose = event.tenant or event.adapter
+        named = event.trigger.value if whose is None else f"{event.trigger.value} of {whose}"
+        rotated = Report("epoch_rotated", detail=named)
+        return (rotated, *(Report("worker_retired", worker_id.name, named) for worker_id in retired))
 
     def _make_policy(self, name: str, scorer: str) -> Policy:
         """Under hard affinity nothing spills."""

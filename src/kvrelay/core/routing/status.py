@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from kvrelay.core.model.units import IndexState
+from kvrelay.core.routing.epochs import EpochState
 
 
 class DriftStatus(Struct, frozen=True):
@@ -55,6 +56,7 @@ class WorkerStatus(Struct, frozen=True):
     routable: bool
     standing: str  # routable | suspended | unreached | dead
     draining: bool
+    retired: bool  # of a past epoch: it gets nothing more until it is restarted, or reset where that is enough
     targets: tuple[TargetStatus, ...]
     events: Mapping[str, int]
 
@@ -72,6 +74,7 @@ class RouterStatus(Struct, frozen=True):
     index_blocks: int
     spills: int
     late_events: int
+    epochs: EpochState
     workers: tuple[WorkerStatus, ...]
 
 

@@ -51,6 +51,7 @@ class OpenAiConnector:
     async def describe(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Description:
         models = await ask.get_json(session, join_url(url, "/v1/models"), headers, Models)
         spec = WorkerSpec(
+            separates_salts=False,
             url=url,
             models=models.bases,
             adapters=models.adapters,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,9 +12,9 @@ from aiohttp import web
 from msgspec import Struct
 from pydantic import ValidationError
 
-from kvrelay.core.model.events import PolicyChanged, RequestArrived, SessionClosed
+from kvrelay.core.model.events import EpochRotated, PolicyChanged, RequestArrived, SessionClosed
 from kvrelay.core.model.prompt import Tenant
-from kvrelay.core.model.units import IndexState
+from kvrelay.core.model.units import IndexState, Trigger
 from kvrelay.core.policy.cache_load import CacheLoad
 from kvrelay.core.policy.registry import POLICIES, SCORERS
 from kvrelay.core.routing.status import WorkerStatus
@@ -22,7 +23,7 @@ from kvrelay.edge.fleet.static import UnknownWorker, WorkerExists
 from kvrelay.edge.fleet.view import WorkerView
 from kvrelay.edge.gateway.auth import AdminToken
 from kvrelay.edge.gateway.heads import SECOND_SESSION_HEADER
-from kvrelay.edge.gateway.openai import read_body
+from kvrelay.edge.gateway.openai import joined_salt, read_body
 from kvrelay.edge.gateway.safety import UnsafeListener
 from kvrelay.edge.gateway.scoring import prompt_at_once, prompt_in_time
 from kvrelay.edge.system.config import Config, WorkerConfig
@@ -37,7 +38,9 @@ SECOND_HEADER = SECOND_SESSION_HEADER.decode()
 MAX_RECEIPTS = 1000
 CONFIG_PATH = "/process/config"
 TASKS_PATH = "/process/tasks"
+EPOCHS_PATH, ROTATE_PATH = "/admin/epochs", "/admin/epochs/rotate"
 _DECIMAL = re.compile("[0-9]{1,9}")  # of what `isdigit` calls digits, `int` reads only some, and not too many of them
+log = logging.getLogger(__name__)
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -46,6 +49,23 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
 
     policy: str
     scorer: str | None = None
+
+
+class Rotation(Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of POST /admin/epochs/rotate."""
+
+    trigger: Trigger
+    tenant: str | None = None
+    adapter: str | None = None
+    keep: tuple[str, ...] = ()
+
+    def event(self) -> EpochRotated:
+        """Raises ValueError if the trigger and whom it concerns do not go together."""
+        for name, trigger in (("tenant", Trigger.TENANT_POLICY), ("adapter", Trigger.ADAPTER)):
+            given = getattr(self, name) is not None
+            if given != (self.trigger is trigger):
+                raise ValueError(f"`{name}` belongs to `{trigger}`" + ("" if given else ", which needs it"))
+        return EpochRotated(self.trigger, self.tenant, self.adapter, self.keep)
 
 
 class Admin:
@@ -76,6 +96,8 @@ class Admin:
                 web.get("/admin/receipts/{request_id}", self._receipt),
                 web.get("/admin/sessions", self._sessions),
                 web.delete("/admin/sessions/{session_id}", self._close_session),
+                web.get(EPOCHS_PATH, self._epochs),
+                web.post(ROTATE_PATH, self._rotate),
             ]
         )
         return app
@@ -216,17 +238,22 @@ class Admin:
         path = request.query.get("path", default)
         body = read_body(path, raw)
         host, tokens = self._gateway.host, self._gateway.tokens
-        prompt = prompt_at_once(host.router, tokens, body, host.router.adapter_of(body.model), body.cache_salt)
+        adapter, tenant = host.router.adapter_of(body.model), Tenant()
+        epoch = host.router.epochs.tag(tenant.name, adapter)
+        tenant_salt = host.router.epochs.salted(tenant, epoch).salt
+        salt = body.cache_salt if tenant_salt is None else joined_salt(tenant_salt, body.cache_salt)
+        prompt = prompt_at_once(host.router, tokens, body, adapter, salt)
         if prompt is None:
-            prompt = await prompt_in_time(host.router, tokens, body, body.cache_salt)
+            prompt = await prompt_in_time(host.router, tokens, body, salt)
         arrived = RequestArrived(
             request_id="match",
             prompt=prompt,
             model=body.model,
-            adapter=host.router.adapter_of(body.model),
+            adapter=adapter,
             session_id=request.headers.get(self._gateway.config.affinity.header, request.headers.get(SECOND_HEADER)),
-            tenant=Tenant(),
+            tenant=tenant,
             path=path,
+            epoch=epoch,
             draw=self._gateway.draw(),
         )
         return _json(host.router.match(host.clock(), arrived))
@@ -266,6 +293,42 @@ class Admin:
             return problem_response(404, f"no session `{session_id}` is bound or has a turn under way")
         host.feed(SessionClosed(session_id))
         return _json({"closed": session_id})
+
+    # --- epochs ------------------------------------------------------------------------------------------------------
+
+    async def _epochs(self, request: web.Request) -> web.Response:
+        return _json(self._epochs_of(()))
+
+    async def _rotate(self, request: web.Request) -> web.Response:
+        """Done when this is answered: who arrives from now on meets no KV from before."""
+        try:
+            event = msgspec.json.decode(await request.read(), type=Rotation).event()
+        except (*UNREADABLE, ValueError) as problem:
+            legal = ", ".join(Trigger)
+            return problem_response(400, f'expected {{"trigger": NAME}}, one of {legal}: {problem}')
+        unknown = [name for name in event.keep if name not in self._gateway.fleet.names()]
+        if unknown:
+            raise UnknownWorker(unknown[0])
+        if not self._gateway.router.left_by(event) and self._gateway.status().workers:
+            hint = "start workers of the new kind first and name them in `keep`"
+            return problem_response(
+                409, f"no worker would be left to take requests after a new {event.trigger}: {hint}"
+            )
+        before = self._gateway.router.epochs.state
+        self._gateway.host.feed(event)
+        try:
+            self._gateway.keep_epochs()
+        except OSError as problem:  # it is in force, which is the safe side; after a restart it would not be
+            log.error("epochs_not_kept: %s", problem)
+        return _json(self._epochs_of(before.retired))
+
+    def _epochs_of(self, retired_before: Collection[str]) -> dict[str, Any]:
+        state = self._gateway.router.epochs.state
+        return {
+            **msgspec.to_builtins(state),
+            "retired_now": [name for name in state.retired if name not in retired_before],
+            "kept_in": None if self._gateway.config.gateway.epochs_file is None else "epochs_file",
+        }
 
 
 def admits_origin(request: web.Request) -> bool:

@@ -24,6 +24,7 @@ from kvrelay import __version__
 from kvrelay.core.model.effects import RequestReplay, RequestSnapshot
 from kvrelay.core.model.events import DrainStarted, Event, PolicyChanged, SettingsChanged, WorkerJoined
 from kvrelay.core.receipts.tasks import TaskLedger
+from kvrelay.core.routing.epochs import EpochState
 from kvrelay.core.routing.router import Router
 from kvrelay.core.routing.settings import RouterSettings
 from kvrelay.core.routing.status import RouterStatus
@@ -31,6 +32,7 @@ from kvrelay.edge.fleet.static import Fleet
 from kvrelay.edge.gateway.admin import Admin
 from kvrelay.edge.gateway.app import DataPort
 from kvrelay.edge.gateway.auth import AdminToken, Tenants
+from kvrelay.edge.gateway.epochs_file import read_epochs, write_epochs
 from kvrelay.edge.gateway.heads import Route, make_route
 from kvrelay.edge.gateway.host import RouterHost
 from kvrelay.edge.gateway.place import Place
@@ -111,7 +113,7 @@ class Gateway:
         tenants = self._tenants(self.config)
         token = admin_token(self.config.gateway.admin_token_file)
         self._started_at = monotonic_s()
-        self._compose(tenants)
+        self._compose(tenants, self._epochs())
         try:
             await self.fleet.start()
             self._take_over_standing()
@@ -239,7 +241,7 @@ class Gateway:
 
     # --- putting it together -----------------------------------------------------------------------------------------
 
-    def _compose(self, tenants: Tenants) -> None:
+    def _compose(self, tenants: Tenants, epochs: EpochState) -> None:
         config = self.config
         idle_s = config.observe.task_idle_s
         self.tasks = TaskLedger(idle_s=idle_s, max_open=MAX_OPEN_TASKS)
@@ -248,7 +250,7 @@ class Gateway:
             self.metrics.bind_tasks(TaskCounts(self.tasks), lambda: monotonic_s() * 1e3)
         self.receipts = ReceiptLog(self._receipt_writer())
         self.host = RouterHost(
-            Router(self._router_settings()),
+            Router(self._router_settings(), epochs),
             clock=monotonic_s,
             metrics=self.metrics,
             receipts=self.receipts,
@@ -296,6 +298,18 @@ class Gateway:
 
     def _digest(self, config: Config) -> str:
         return self._given_digest or run_digest(config, version=__version__, seed=self.seed)
+
+    def _epochs(self) -> EpochState:
+        if self._place is not None:
+            return self._place.epochs
+        file = self.config.gateway.epochs_file
+        return EpochState() if file is None else read_epochs(file)
+
+    def keep_epochs(self) -> None:
+        """Writes down what a restart must not forget; where there are several processes, the group does. OSError."""
+        file = self.config.gateway.epochs_file
+        if file is not None and self._place is None:
+            write_epochs(file, self.router.epochs.state)
 
     def _tenants(self, config: Config) -> Tenants:
         return Tenants(config.tenants, secret=self._fingerprint_secret)

@@ -186,10 +186,14 @@ def with_salt(body: bytes, tenant_salt: str) -> tuple[bytes, str] | None:
     except UNREADABLE:
         return None
     own = members.get("cache_salt")
-    asked = _text(own) if isinstance(own, Raw) else None
-    salt = f"{tenant_salt}:{asked}" if asked else tenant_salt
+    salt = joined_salt(tenant_salt, _text(own) if isinstance(own, Raw) else None)
     members["cache_salt"] = salt
     return msgspec.json.encode(members), salt
+
+
+def joined_salt(tenant_salt: str, asked: str | None) -> str:
+    """A client may separate its own requests further, never leave its tenant."""
+    return f"{tenant_salt}:{asked}" if asked else tenant_salt
 
 
 def _computes_all(members: _Members) -> bool:

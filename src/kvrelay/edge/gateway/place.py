@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from kvrelay.core.model.effects import ShareSession
+from kvrelay.core.routing.epochs import EpochState
 from kvrelay.edge.observe.receipt_log import LineWriter
 from kvrelay.edge.system.config import WorkerConfig
 
@@ -29,4 +30,5 @@ class Place(Struct, frozen=True):
     policy: str | None
     scorer: str | None
     drained: tuple[str, ...]
+    epochs: EpochState
     settle_s: float  # how long to wait for the workers' first answers before requests are accepted

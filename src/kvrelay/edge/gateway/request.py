@@ -40,6 +40,7 @@ from kvrelay.core.model.events import (
 )
 from kvrelay.core.model.prompt import Prompt, Tenant, Usage
 from kvrelay.core.model.units import Fault
+from kvrelay.core.routing.epochs import FIRST
 from kvrelay.edge.gateway.body_relay import BodyRelay
 from kvrelay.edge.gateway.forms import is_form, model_of_form
 from kvrelay.edge.gateway.gave_up import gave_up, gave_up_at_once
@@ -103,6 +104,7 @@ class ClientRequest:
         "_counted_bytes",
         "_cut_because",
         "_dispatch",
+        "_epoch",
         "_exchange",
         "_filter",
         "_followed",
@@ -148,6 +150,7 @@ class ClientRequest:
         self._request_id = request_id
         self._id_bytes = request_id.encode("latin-1")
         self._tenant = tenant
+        self._epoch = FIRST
         self._body = exchange.body
         self._body_relay: BodyRelay | None = None
         self._waiting: asyncio.Task[None] | None = None
@@ -180,8 +183,6 @@ class ClientRequest:
             self._begin_upload(exchange.upload)
             return
         body, salt = self._read_body()
-        if self._around.migrates and body.streams and not self._head.sealed_body:
-            self._follower = follow(exchange.path, self._body)
         router = self._around.host.router
         adapter = router.adapter_of(body.model)
         if router.draining:  # it will be refused, so its tokens are not worth knowing
@@ -219,13 +220,19 @@ class ClientRequest:
         self._stream_options = body.stream_options
         if body.model is None and is_form(self._exchange.header(b"content-type")):
             body = msgspec.structs.replace(body, model=model_of_form(self._body))
-        if self._tenant.salt is None:
+        self._epoch = self._epoch_of(body)
+        tenant_salt = self._around.host.router.epochs.salted(self._tenant, self._epoch).salt
+        if tenant_salt is None:
             return body, body.cache_salt
-        salted = with_salt(self._body, self._tenant.salt)
+        salted = with_salt(self._exchange.body, tenant_salt)
         if salted is None:
             return body, None
         self._body, salt = salted
         return body, salt
+
+    def _epoch_of(self, body: RequestBody) -> str:
+        router = self._around.host.router
+        return router.epochs.tag(self._tenant.name, router.adapter_of(body.model))
 
     async def _score_and_arrive(self, body: RequestBody, salt: str | None) -> None:
         try:
@@ -233,8 +240,13 @@ class ClientRequest:
         except Exception as mistake:  # ours, or a library's: it costs the match, not the request
             log.error("tokenizing for request %s failed: %s", self._request_id, _where(mistake))
             prompt = Prompt(None, {}, "tokenizer_failed")
+        router = self._around.host.router
+        if self._epoch != self._epoch_of(body):  # rotated meanwhile; it arrives only now, and so in the new one
+            body, salt = self._read_body()
+            again = prompt_at_once(router, self._around.tokens, body, router.adapter_of(body.model), salt)
+            prompt = again or Prompt(None, {}, "epoch_rotated")
         self._waiting = self._unarrived = None
-        self._arrive(body, prompt, self._around.host.router.adapter_of(body.model))
+        self._arrive(body, prompt, router.adapter_of(body.model))
 
     def _arrive_as_it_is(self) -> None:
         """It ends before its tokens, or its first bytes, are known, and gets its receipt like any other."""
@@ -247,6 +259,8 @@ class ClientRequest:
 
     def _arrive(self, body: RequestBody, prompt: Prompt, adapter: str | None) -> None:
         host = self._around.host
+        if self._around.migrates and body.streams and not self._head.sealed_body:
+            self._follower = follow(self._exchange.path, self._body)
         host.feed(
             RequestArrived(
                 request_id=self._request_id,
@@ -257,6 +271,7 @@ class ClientRequest:
                 tenant=self._tenant,
                 path=self._exchange.path,
                 priority=self._head.priority,
+                epoch=self._epoch,
                 draw=self._around.draw(),
             )
         )

@@ -16,7 +16,16 @@ import msgspec
 from aiohttp import web
 from pydantic import ValidationError
 
-from kvrelay.edge.gateway.admin import CONFIG_PATH, TASKS_PATH, WORKER_MEMBERS, Policy, admits_origin, problem_response
+from kvrelay.core.routing.epochs import EpochState
+from kvrelay.edge.gateway.admin import (
+    CONFIG_PATH,
+    ROTATE_PATH,
+    TASKS_PATH,
+    WORKER_MEMBERS,
+    Policy,
+    admits_origin,
+    problem_response,
+)
 from kvrelay.edge.gateway.auth import AdminToken
 from kvrelay.edge.group import merge
 from kvrelay.edge.group.member import Answer, NoAnswer
@@ -59,6 +68,7 @@ class GroupAdmin:
                 web.get("/admin/receipts", self._receipts),
                 web.get("/admin/receipts/{request_id}", self._receipt),
                 web.post("/admin/match", self._from_one),
+                web.post(ROTATE_PATH, self._rotate),
                 web.route("*", "/{path:.*}", self._other),
             ]
         )
@@ -127,12 +137,12 @@ class GroupAdmin:
             refuse_bound_events(worker)
         except ValueError as problem:
             return problem_response(400, str(problem))
-        return await self._change(request, lambda: self._group.standing.add_worker(worker))
+        return await self._change(request, lambda _: self._group.standing.add_worker(worker))
 
     async def _remove_worker(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
 
-        def stands() -> None:
+        def stands(_: Answer) -> None:
             self._group.standing.remove_worker(name)
             self._group.pages.forget_worker(name)
 
@@ -141,12 +151,12 @@ class GroupAdmin:
     async def _order_worker(self, request: web.Request) -> web.Response:
         standing, name = self._group.standing, request.match_info["name"]
         order = {"drain": standing.drain, "resume": standing.resume}[request.match_info["order"]]
-        return await self._change(request, lambda: order(name))
+        return await self._change(request, lambda _: order(name))
 
     async def _set_policy(self, request: web.Request) -> web.Response:
         body = await request.read()
 
-        def stands() -> None:
+        def stands(_: Answer) -> None:
             wanted = msgspec.json.decode(body, type=Policy)
             self._group.standing.switch_policy(wanted.policy, wanted.scorer)
 
@@ -157,14 +167,20 @@ class GroupAdmin:
         answers = tuple((await self._group.ask_all("DELETE", _target(request))).values())
         return _passed(_any([answer for answer in answers if answer.ok] or answers))
 
+    async def _rotate(self, request: web.Request) -> web.Response:
+        def stands(answer: Answer) -> None:
+            self._group.rotated(msgspec.json.decode(answer.body, type=EpochState))
+
+        return await self._change(request, stands)
+
     async def _other(self, request: web.Request) -> web.Response:
         if request.path in (CONFIG_PATH, TASKS_PATH):  # between the group and its processes; no such path for others
             return problem_response(404, f"no such path: `{request.path}`")
         if request.method in ("GET", "HEAD"):
             return await self._from_one(request)
-        return await self._change(request, lambda: None)
+        return await self._change(request, lambda _: None)
 
-    async def _change(self, request: web.Request, stands: Callable[[], None]) -> web.Response:
+    async def _change(self, request: web.Request, stands: Callable[[Answer], None]) -> web.Response:
         """`stands` notes the change for processes that begin later; called if it was made."""
         answer = await self._group.change(
             request.method, _target(request), await request.read(), stands, _kept(request)

@@ -101,6 +101,7 @@ def _gateway(orders: Orders, link: Link) -> Gateway:
         policy=orders.policy,
         scorer=orders.scorer,
         drained=tuple(orders.drained),
+        epochs=orders.epochs,
         settle_s=orders.settle_s,
     )
     return Gateway(config, seed=orders.seed, key_seed=orders.key_seed, place=place)

@@ -28,7 +28,9 @@ from aiohttp import web
 from prometheus_client.metrics_core import Metric
 
 from kvrelay.core.receipts.tasks import TaskLedger
+from kvrelay.core.routing.epochs import EpochState
 from kvrelay.edge.gateway.admin import CONFIG_PATH, TASKS_PATH
+from kvrelay.edge.gateway.epochs_file import read_epochs, write_epochs
 from kvrelay.edge.gateway.gateway import admin_token, authority
 from kvrelay.edge.group.admin import GroupAdmin
 from kvrelay.edge.group.frames import Kind, decode_failed, decode_number
@@ -92,6 +94,8 @@ class Group:
         """Raises what `Gateway.start` raises and leaves nothing open."""
         self._started_at = time.monotonic()
         refuse_unusable(self.config)
+        if self.config.gateway.epochs_file is not None:
+            self.standing.epochs = read_epochs(self.config.gateway.epochs_file)
         try:
             await self._open()
             await self._start_members()
@@ -208,7 +212,12 @@ class Group:
         }
 
     async def change(
-        self, method: str, path: str, body: bytes, stands: Callable[[], None], headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        stands: Callable[[Answer], None],
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """In all processes or in none, see `admin.py`. Raises NoAnswer when no process is there to ask."""
         async with self._changing:
@@ -219,7 +228,7 @@ class Group:
                     self._end_process(member, str(silence))
                     continue
                 if first.ok:
-                    stands()
+                    stands(first)
                     others = [other for other in self._ready() if other is not member]
                     await asyncio.gather(*(self._follow(other, method, path, body, headers) for other in others))
                 return first
@@ -236,6 +245,16 @@ class Group:
         if not answer.ok:
             self._end_process(member, f"{method} {path} was answered {answer.status}, unlike by the others")
 
+    def rotated(self, epochs: EpochState) -> None:
+        """All processes rotate, and whichever begins later begins there."""
+        self.standing.epochs = epochs
+        file = self.config.gateway.epochs_file
+        if file is not None:
+            try:
+                write_epochs(file, epochs)
+            except OSError as problem:
+                log.error("epochs_not_kept: %s", problem)
+
     def _end_process(self, member: Member, why: str) -> None:
         log.error("process_out_of_step process=%d pid=%s: %s; it is started again", member.number, member.pid, why)
         member.kill()
@@ -250,7 +269,7 @@ class Group:
         self.standing.workers_under(config)
         token = admin_token(config.gateway.admin_token_file)
 
-        def stands() -> None:
+        def stands(_: Answer) -> None:
             self.standing.take(config)
             self.config = config
             self._admin_api.token = token
@@ -350,6 +369,7 @@ class Group:
             policy=standing.policy,
             scorer=standing.scorer,
             drained=list(standing.drained),
+            epochs=standing.epochs,
             seed=self.seed,
             key_seed=self._key_seed,
             fingerprint_secret=self._fingerprint_secret,

@@ -115,6 +115,7 @@ ROUTER_WORKER: Mapping[str, Rule] = {
     "routable": everywhere,
     "standing": worst_of(_STANDING_WORST_FIRST),
     "draining": anywhere,
+    "retired": anywhere,
     "targets": entries("rank", TARGET),
     "events": by_key(total),
 }

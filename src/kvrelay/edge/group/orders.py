@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from kvrelay.core.routing.epochs import EpochState
 from kvrelay.edge.fleet.change import fleet_change
 from kvrelay.edge.system.config import Config, WorkerConfig
 
@@ -23,6 +24,7 @@ class Orders(Struct, frozen=True):
     policy: str | None
     scorer: str | None
     drained: list[str]
+    epochs: EpochState
     seed: int
     key_seed: bytes
     fingerprint_secret: bytes
@@ -45,6 +47,7 @@ class Standing:
         self.policy: str | None = None  # None: as configured
         self.scorer: str | None = None
         self.drained: dict[str, None] = {}
+        self.epochs = EpochState()
 
     def add_worker(self, worker: WorkerConfig) -> None:
         self.workers[worker.name] = worker

@@ -199,6 +199,11 @@ class GatewaySection(Section):
     )
     tls_cert: Path | None = key(None, "Certificate chain (PEM) of the data port.", "Set with tls_key: HTTPS.")
     tls_key: Path | None = key(None, "Private key (PEM) of the data port.", "Set with tls_cert: HTTPS.")
+    epochs_file: Path | None = key(
+        None,
+        "Where epochs of keys are kept, so that a restart does not go back to the first one.",
+        "Set: rotations outlive the gateway. Unset: they last until it ends.",
+    )
     timeouts: Timeouts = Timeouts()
     limits: Limits = Limits()
     drain: Drain = Drain()
