@@ -42,9 +42,8 @@ def test_both_forms_agree_on_every_slot(holdings, in_the_air, asked, partial_las
         in_flight.add(f"r{number}", slots[at], KEYER.prompt_keys(tokens(chain), size_of[at]))
     ids = tokens(asked)
     prompt = Prompt(len(ids) + partial_last_block, {size: KEYER.prompt_keys(ids, size) for size in SIZES})
-    sizes = {size: np.array([float(size) * (its == size) for its in size_of]) for size in SIZES}
-    few = match_few(prompt, residency=residency, in_flight=in_flight, sizes=sizes, slots=4)
-    many = match_many(prompt, residency=residency, in_flight=in_flight, tokens_per_block=sizes, slots=4)
+    few = match_few(prompt, residency=residency, in_flight=in_flight, sizes=SIZES, slots=4)
+    many = match_many(prompt, residency=residency, in_flight=in_flight, sizes=SIZES, slots=4)
     assert [few.at(slot) for slot in slots] == [many.at(slot) for slot in slots]
     assert few.best() == many.best() and few.promised() == many.promised()
     arrays = few.arrays()
@@ -63,7 +62,7 @@ def test_a_slot_that_another_holder_takes_over_is_not_mistaken_for_it():
         Prompt(len(ids) + 1, {4: KEYER.prompt_keys(ids, 4)}),
         residency=residency,
         in_flight=in_flight,
-        sizes={4: np.array([4.0, 4.0])},
+        sizes=(4,),
         slots=2,
     )
     assert again == first and [found.at(slot).fast for slot in (again, second)] == [0, 8]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kvrelay.core.load import growth as growing
 from kvrelay.core.load.growth import Growth
 from tests.core.index.worlds import keys
 from tests.core.routing.rig import Rig, text
@@ -30,6 +33,25 @@ def test_a_prompt_that_goes_on_where_another_ended_continues_it():
     assert not place(made, 0, [1, 2, 3, 4, 5, 6, 7, 8], matched=7), "the answer lies between end and match"
     assert place(made, 0, [1, 2, 9], matched=2), "a shared head is not a conversation"
     assert not place(made, 0, [1, 2, 9], matched=3), "the same prompt once more"
+
+
+prompts = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 60), st.integers(0, 60)), max_size=12)
+
+
+@given(prompts)
+def test_an_end_is_found_wherever_in_the_window_it_lies(asked):
+    """A naive model: every end of the past, looked for in every block of the window."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(growing, "_ANSWER_BLOCKS", 20)
+        patch.setattr(growing, "_MOST_ENDS", 4)
+        made, ends = growth(), []
+        for family, blocks, matched in asked:
+            matched = min(matched, blocks)
+            chain = keys([family, *range(10, 10 + blocks - 1)])
+            window = chain.tolist()[max(0, matched - 20) : matched + 1]
+            assert made.begins(chain, matched) is not any(end in window for end in ends)
+            made.placed(0.0, 0, chain, matched_tokens=0, prefill_tokens=0, begins=False)
+            ends = [*(end for end in ends if end != chain.item(-1)), chain.item(-1)][-4:]
 
 
 def test_every_conversation_counts_once_where_it_began():

@@ -65,7 +65,7 @@ def test_presumed_progress_is_bounded():
     ledger.book(0.0, "r", 0, prefill_tokens=2_000, decode_blocks=1)
 
     def remaining(now):
-        backlog, since = ledger.table()[PREFILL], ledger.rates.table()[1]
+        backlog, since = ledger.table()[PREFILL], ledger.rates.working_since()
         return remaining_tokens(backlog, np.array([1_000.0]), now - since)[0]
 
     assert remaining(0.0) == 2_000 and remaining(1.0) == 1_000
@@ -85,6 +85,6 @@ def test_equal_machines_are_taken_for_equal_and_others_are_not():
     rates.backlog_grew(2.0, 2, was_empty=True)
     rates.prefill_done(3.0, 2, 4_000)
     assert rates.of(2) == 4_000.0 and rates.of(0) == 1_000.0, "they are two kinds of machines"
-    assert rates.table()[0].tolist() == [rates.of(slot) for slot in range(3)]
+    assert rates.expected().tolist() == [rates.of(slot) for slot in range(3)]
     rates.add_slot(2)
     assert rates.of(2) == 1_150.0, "another worker at that place starts anew"

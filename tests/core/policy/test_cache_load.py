@@ -38,7 +38,7 @@ def test_rows_and_arrays_lead_to_one_choice(scorer, candidates, draw, idle):
         ready_tokens=ready,
         reachable_tokens=ready + lower,
         transfer_ms=None if idle else lower * 0.02,
-        load=np.array([active + queued, queued, prefill, decode, foreign, recent]),
+        load=np.array([active + queued, queued, prefill, decode, foreign, recent, active + foreign]),
         backlog_tokens=None if idle else prefill * 0.4,
         growth_tokens=None if idle else active * 20.0,
         prefill_tokens_per_s=rate,

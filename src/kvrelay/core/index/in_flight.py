@@ -54,6 +54,14 @@ class InFlight:
         assert request_id not in self._entries, f"{request_id} is in flight already"
         kept: list[int] = keys[self._at(len(keys))].tolist()
         bit, masks = 1 << slot, self._masks
+        if masks.keys().isdisjoint(kept):  # nothing like it is under way, as a rule
+            masks.update(dict.fromkeys(kept, bit))
+        else:
+            self._add_to_others(slot, kept)
+        self._entries[request_id] = (slot, kept)
+
+    def _add_to_others(self, slot: int, kept: list[int]) -> None:
+        bit, masks = 1 << slot, self._masks
         for key in kept:
             mask = masks.get(key)
             if mask is None:
@@ -62,7 +70,6 @@ class InFlight:
                 self._more[key, slot] = self._more.get((key, slot), 0) + 1
             else:
                 masks[key] = mask | bit
-        self._entries[request_id] = (slot, kept)
 
     def discard(self, request_id: str) -> None:
         """The entry served its purpose; unknown ids are fine (it may have been dropped before)."""
@@ -70,17 +77,17 @@ class InFlight:
         if entry is None:
             return
         slot, kept = entry
-        bit = 1 << slot
+        bit, masks, more = 1 << slot, self._masks, self._more
         for key in kept:
-            more = self._more.get((key, slot), 0)
-            if more > 1:
-                self._more[key, slot] = more - 1
-            elif more:
-                del self._more[key, slot]
-            elif mask := self._masks[key] & ~bit:
-                self._masks[key] = mask
+            if more and (key, slot) in more:
+                if more[key, slot] > 1:
+                    more[key, slot] -= 1
+                else:
+                    del more[key, slot]
+            elif (mask := masks[key]) == bit:
+                del masks[key]
             else:
-                del self._masks[key]
+                masks[key] = mask ^ bit
 
     def discard_slot(self, slot: int) -> None:
         """The holder is gone, and with it everything that was being computed there."""

@@ -2,11 +2,13 @@
 
 Two forms of the same answer. Up to `FEW_SLOTS` slots a dozen numpy calls cost more than the arithmetic they do, so
 small fleets are worked out in plain numbers; a fleet of hundreds gets arrays. Tests hold the two forms equal.
+
+A key is of one block size, and so are all who have it: no pass for one size touches workers of another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +21,7 @@ from kvrelay.core.model.arrays import Floats
 from kvrelay.core.model.prompt import BlockKeys, Prompt
 
 FEW_SLOTS = 16
+_NOTHING: Mapping[str, int] = {}
 
 
 class SlotMatch(Struct, frozen=True):
@@ -26,7 +29,7 @@ class SlotMatch(Struct, frozen=True):
 
     fast: int = 0  # in the fastest tier
     ready: int = 0  # the same, or deeper where a running prefill will have made it so
-    lower: Mapping[str, int] = {}  # per lower tier, what it adds to `ready`
+    lower: Mapping[str, int] = _NOTHING  # per lower tier, what it adds to `ready`
 
     def reachable(self) -> int:
         """In any tier."""
@@ -64,7 +67,7 @@ class ArrayMatches(Struct, frozen=True, eq=False):
         return sum(self.lower.values(), start=self.ready)
 
     def at(self, slot: int) -> SlotMatch:
-        lower = {tier: int(tokens.item(slot)) for tier, tokens in self.lower.items()}
+        lower = {tier: int(tokens.item(slot)) for tier, tokens in self.lower.items()} if self.lower else _NOTHING
         return SlotMatch(int(self.fast.item(slot)), int(self.ready.item(slot)), lower)
 
     def best(self) -> int:
@@ -101,34 +104,31 @@ class FewMatches(Struct, frozen=True, eq=False):
 
 
 def match_prompt(
-    prompt: Prompt, *, residency: Residency, in_flight: InFlight, tokens_per_block: Mapping[int, Floats], slots: int
+    prompt: Prompt, *, residency: Residency, in_flight: InFlight, sizes: Sequence[int], slots: int
 ) -> Matches:
-    """Match with the keys of each block size in use.
-
-    `tokens_per_block[size]` is that size for the slots that use it and 0 for the others: no pass touches foreign slots.
-    """
+    """Match with the keys of each of the block sizes in use."""
     if slots <= FEW_SLOTS:
-        return match_few(prompt, residency=residency, in_flight=in_flight, sizes=tokens_per_block, slots=slots)
-    return match_many(prompt, residency=residency, in_flight=in_flight, tokens_per_block=tokens_per_block, slots=slots)
+        return match_few(prompt, residency=residency, in_flight=in_flight, sizes=sizes, slots=slots)
+    return match_many(prompt, residency=residency, in_flight=in_flight, sizes=sizes, slots=slots)
 
 
 def match_many(
-    prompt: Prompt, *, residency: Residency, in_flight: InFlight, tokens_per_block: Mapping[int, Floats], slots: int
+    prompt: Prompt, *, residency: Residency, in_flight: InFlight, sizes: Sequence[int], slots: int
 ) -> ArrayMatches:
     """All slots at once."""
     fast = ready = None
     lower: dict[str, Floats] = {}
-    for size, tokens in tokens_per_block.items():
+    for size in sizes:
         keys = _hittable(prompt, size)
         if not len(keys):
             continue
-        depth = residency.depths(keys)[:slots] * tokens
+        depth = residency.tokens(keys, size)[:slots]
         fast = depth if fast is None else fast + depth
         if len(in_flight):
-            depth = np.maximum(depth, _promised(in_flight, keys, slots) * tokens)
+            depth = np.maximum(depth, _promised(in_flight, keys, size, slots))
         ready = depth if ready is None else ready + depth
         for layer in residency.deeper_layers():
-            deeper = np.maximum(residency.depths(keys, layer=layer)[:slots] * tokens, depth)
+            deeper = np.maximum(residency.tokens(keys, size, layer=layer)[:slots], depth)
             tier = TIERS[layer].value
             lower[tier] = lower.get(tier, 0) + (deeper - depth)
             depth = deeper
@@ -138,9 +138,9 @@ def match_many(
 
 
 def match_few(
-    prompt: Prompt, *, residency: Residency, in_flight: InFlight, sizes: Mapping[int, Floats], slots: int
+    prompt: Prompt, *, residency: Residency, in_flight: InFlight, sizes: Sequence[int], slots: int
 ) -> FewMatches:
-    """Only the slots that hold something are touched. A key is of one block size, and so are all who have it."""
+    """Only the slots that hold something are touched."""
     fast = [0] * slots
     ready = fast
     layers = residency.deeper_layers()
@@ -195,8 +195,8 @@ def _hittable(prompt: Prompt, size: int) -> BlockKeys:
 _NO_KEYS: BlockKeys = np.empty(0, dtype=np.uint64)
 
 
-def _promised(in_flight: InFlight, keys: BlockKeys, slots: int) -> Floats:
-    depth = np.zeros(slots)
+def _promised(in_flight: InFlight, keys: BlockKeys, size: int, slots: int) -> Floats:
+    tokens = np.zeros(slots)
     for mask, blocks in in_flight.levels(keys):
-        set_where(depth, mask, blocks)
-    return depth
+        set_where(tokens, mask, blocks * size)
+    return tokens

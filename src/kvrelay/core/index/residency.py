@@ -31,7 +31,7 @@ from msgspec import Struct
 
 from kvrelay.core.contract.keys import Keyer
 from kvrelay.core.index.match import Level, depth_levels, set_where
-from kvrelay.core.model.arrays import Ints
+from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.census import MASK, Census, digest_of, mixed
 from kvrelay.core.model.events import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from kvrelay.core.model.prompt import BlockKeys, TokenIds
@@ -455,10 +455,14 @@ class Residency:
 
     def depths(self, keys: BlockKeys, *, layer: int = 0) -> Ints:
         """Matched leading blocks of the prompt per slot (0 where nothing matches); int64, indexed by slot."""
-        by_position = np.zeros(max(self._positions, 1), dtype=np.int64)
+        return self.tokens(keys, 1, layer=layer).astype(np.int64)
+
+    def tokens(self, keys: BlockKeys, block_size_tokens: int, *, layer: int = 0) -> Floats:
+        """The same in tokens, as floats: what scorers of many calculate with."""
+        by_position = np.zeros(max(self._positions, 1))
         for mask, depth in self._levels(keys, layer):
-            set_where(by_position, mask, depth)
-        by_slot: Ints = by_position.take(self._position_of_slot)
+            set_where(by_position, mask, depth * block_size_tokens)
+        by_slot: Floats = by_position.take(self._position_of_slot)
         return by_slot
 
     def tell_depths(self, keys: BlockKeys, block_size_tokens: int, tokens: list[int], *, layer: int = 0) -> None:

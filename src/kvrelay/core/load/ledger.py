@@ -22,13 +22,11 @@ from kvrelay.core.load.siblings import SiblingLoads
 from kvrelay.core.model.arrays import Floats
 from kvrelay.core.model.siblings import SiblingLoad
 
-_RECENT_HALF_LIFE_S = 60.0
-_RECENT_RESCALE_S = 600.0
-
-
 KINDS = ("active_requests", "queued_requests", "active_prefill_tokens", "active_decode_blocks", "foreign_requests")
 ACTIVE, QUEUED, PREFILL, DECODE, FOREIGN = range(len(KINDS))
 RECENT = len(KINDS)  # the row of `recent_tokens`, which is not load but breaks ties
+GENERATING = RECENT + 1  # the row of requests past their first token, foreign ones included
+_ROWS = GENERATING + 1
 
 _RECENT_HALF_LIFE_S = 60.0
 _RECENT_RESCALE_S = 600.0
@@ -82,7 +80,7 @@ class Ledger:
         self._bookings: dict[str, Booking] = {}
         self._weigh_from = 0.0
         self._mean_prefill_tokens: float | None = None
-        self._table: Floats = np.zeros((len(KINDS) + 1, 0))
+        self._table: Floats = np.zeros((_ROWS, 0))
         self._changed: dict[int, None] = {}
 
     def __len__(self) -> int:
@@ -92,7 +90,7 @@ class Ledger:
         """Start a slot at zero."""
         if slot == len(self.slots):
             self.slots.append(SlotLoad())
-            self._table = np.hstack([self._table, np.zeros((len(KINDS) + 1, 1))])
+            self._table = np.hstack([self._table, np.zeros((_ROWS, 1))])
         self.rates.add_slot(slot)
         self.growth.add_slot(slot)
         self._clear(slot)
@@ -105,13 +103,13 @@ class Ledger:
         self._clear(slot)
 
     def table(self) -> Floats:
-        """One row per kind of load and one for recent work, one column per slot. Take from it, do not keep it."""
+        """A row per kind of load, then `RECENT` and `GENERATING`; a column per slot. Take from it, do not keep it."""
         table = self._table
         for slot in self._changed:
             load = self.slots[slot]
-            for row, value in enumerate(load.kinds()):
-                table[row, slot] = value
-            table[RECENT, slot] = load.recent_tokens
+            kinds = load.kinds()
+            generating = kinds[ACTIVE] - kinds[QUEUED] + kinds[FOREIGN]
+            table[:, slot] = (*kinds, load.recent_tokens, generating)
         self._changed.clear()
         return table
 
@@ -234,4 +232,5 @@ class Ledger:
             assert load.active_decode_blocks == sum(b.decode_blocks for b in mine if not b.prefilling)
             assert load.foreign_requests >= 0
             assert load.elsewhere == self.siblings.of(slot)
-            assert tuple(table[:, slot]) == (*load.kinds(), load.recent_tokens)
+            active, queued, _, _, foreign = load.kinds()
+            assert tuple(table[:, slot]) == (*load.kinds(), load.recent_tokens, active - queued + foreign)

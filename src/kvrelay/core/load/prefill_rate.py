@@ -8,6 +8,8 @@ are left out.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from msgspec import Struct
 
@@ -16,6 +18,7 @@ from kvrelay.core.model.arrays import Floats
 _DECAY = 0.9
 _MIN_SAMPLE_TOKENS = 128
 _NOISE = 0.35  # of the mean; learned rates that differ by less are taken for equal
+_LEAST, _MOST = 1.0 - _NOISE, 1.0 + _NOISE
 _MAX_PROGRESS = 0.8  # of a backlog may be presumed done; a worker that hangs must not look idle
 
 
@@ -42,7 +45,7 @@ class PrefillRates:
         self._rates: list[_Rate] = []
         self._learned_sum = 0.0  # over slots that have taught us anything
         self._learned = 0
-        self._table: Floats = np.zeros((2, 0))  # learned tokens per second (0: nothing) and since when, per slot
+        self._table: Floats = np.zeros((2, 0))  # learned tokens per second (NaN: nothing) and since when, per slot
         self._changed: dict[int, None] = {}
 
     def add_slot(self, slot: int) -> None:
@@ -59,7 +62,7 @@ class PrefillRates:
     def of(self, slot: int) -> float:
         """Tokens per second to be expected of one slot."""
         rate, mean = self._rates[slot], self._mean()
-        if not rate.samples or abs(rate.tokens_per_s - mean) <= _NOISE * mean:
+        if not rate.samples or mean * _LEAST <= rate.tokens_per_s <= mean * _MOST:
             return mean
         return rate.tokens_per_s
 
@@ -105,21 +108,26 @@ class PrefillRates:
         self._rates[slot].since = now
         self._changed[slot] = None
 
-    def table(self) -> Floats:
-        """Two rows, one column per slot: expected tokens per second, and since when the backlog has been worked on.
+    def expected(self) -> Floats:
+        """As `of`, for every slot. Made anew each time."""
+        learned, mean = self._renewed()[0], self._mean()
+        own = (learned < mean * _LEAST) | (learned > mean * _MOST)  # never so for NaN
+        expected: Floats = np.where(own, learned, mean)
+        return expected
 
-        Made anew each time.
-        """
+    def working_since(self) -> Floats:
+        """Per slot, since when its backlog has been worked on. Calculate with it, do not keep it."""
+        since: Floats = self._renewed()[1]
+        return since
+
+    def _renewed(self) -> Floats:
         table = self._table
         for slot in self._changed:
             rate = self._rates[slot]
-            table[0, slot] = rate.tokens_per_s if rate.samples else 0.0
+            table[0, slot] = rate.tokens_per_s if rate.samples else math.nan
             table[1, slot] = rate.since
         self._changed.clear()
-        answer, mean = table.copy(), self._mean()
-        as_all = (np.abs(answer[0] - mean) <= _NOISE * mean) | (answer[0] == 0.0)
-        answer[0, as_all] = mean
-        return answer
+        return table
 
     def _mean(self) -> float:
         return self._learned_sum / self._learned if self._learned else self._initial

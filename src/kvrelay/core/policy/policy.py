@@ -43,7 +43,7 @@ class Arrays(Struct, frozen=True, eq=False):
     ready_tokens: Floats  # reusable at once: in the fastest tier, or being computed there now
     reachable_tokens: Floats  # the same and what lies in lower tiers
     transfer_ms: Floats | None  # estimated, for loading what is reachable and not ready; None: nothing is
-    load: Floats  # one row per kind, as `ledger.KINDS` and `ledger.RECENT`, one column per candidate
+    load: Floats  # one row per kind, as `Ledger.table`, one column per candidate
     backlog_tokens: Floats | None  # prefill booked there and, by the learned rate, not computed yet; None: none is
     growth_tokens: Floats | None  # for a prompt that begins a conversation, what those begun there will bring
     prefill_tokens_per_s: Floats  # learned rates
@@ -53,7 +53,7 @@ class Arrays(Struct, frozen=True, eq=False):
 
     def row(self, at: int) -> Row:
         """One candidate of them."""
-        active, queued, prefill, decode, foreign, recent = self.load[:, at].tolist()
+        active, queued, prefill, decode, foreign, recent, _ = self.load[:, at].tolist()
         return Row(
             ready_tokens=float(self.ready_tokens[at]),
             reachable_tokens=float(self.reachable_tokens[at]),

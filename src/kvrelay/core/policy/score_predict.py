@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvrelay.core.load.ledger import ACTIVE, FOREIGN, QUEUED
+from kvrelay.core.load.ledger import FOREIGN, GENERATING
 from kvrelay.core.model.arrays import Floats
 from kvrelay.core.policy.policy import Arrays, Row
 
@@ -34,20 +34,20 @@ class PredictScorer:
     best_is_lowest = True
 
     def scores(self, arrays: Arrays) -> Floats:
-        load = arrays.load
-        foreign = load[FOREIGN]
-        work_tokens = (arrays.prompt_tokens - arrays.reachable_tokens) * (1.0 + _DISPLACED_SHARE)
+        """In place wherever it can be: for some hundred candidates a new array costs as much as the sum in it."""
+        scores: Floats = arrays.prompt_tokens - arrays.reachable_tokens
+        scores *= 1.0 + _DISPLACED_SHARE
         if arrays.backlog_tokens is not None:
-            work_tokens += arrays.backlog_tokens
+            scores += arrays.backlog_tokens
         if arrays.growth_tokens is not None:
-            work_tokens += arrays.growth_tokens * _GROWTH_SHARE
+            scores += arrays.growth_tokens * _GROWTH_SHARE
         if arrays.foreign_prefill_tokens:
-            work_tokens += foreign * arrays.foreign_prefill_tokens
-        scores = work_tokens / arrays.prefill_tokens_per_s
+            scores += arrays.load[FOREIGN] * arrays.foreign_prefill_tokens
+        scores /= arrays.prefill_tokens_per_s
         scores *= 1000.0
         if arrays.transfer_ms is not None:
             scores += arrays.transfer_ms
-        scores += (load[ACTIVE] - load[QUEUED] + foreign) * _DECODE_MS_PER_REQUEST
+        scores += arrays.load[GENERATING] * _DECODE_MS_PER_REQUEST
         return scores
 
     def score(self, row: Row) -> float:

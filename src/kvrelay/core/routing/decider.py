@@ -65,7 +65,7 @@ class Decider:
             arrived.prompt,
             residency=self._keeper.residency,
             in_flight=self._keeper.in_flight,
-            tokens_per_block=self._fleet.tokens_per_block,
+            sizes=self._fleet.block_sizes,
             slots=len(self._fleet.targets),
         )
 
@@ -103,7 +103,7 @@ class Decider:
         ledger, rates = self._ledger, self._ledger.rates
         prompt_tokens = arrived.prompt.prompt_tokens or 0
         foreign_tokens = ledger.mean_prefill_tokens(prompt_tokens) if ledger.foreign_requests else 0.0
-        block_size = next(iter(self._fleet.tokens_per_block), 1)
+        block_size = self._fleet.block_sizes[0] if self._fleet.block_sizes else 1
         ahead = ledger.growth.expected_tokens(now, slots) if grows else [0.0] * len(slots)
         rows = []
         for slot, growth_tokens in zip(slots, ahead, strict=True):
@@ -136,7 +136,7 @@ class Decider:
     ) -> Arrays:
         ledger, prompt_tokens = self._ledger, arrived.prompt.prompt_tokens or 0
         load = _of(ledger.table(), slots)
-        rates, working_since = _own(ledger.rates.table(), slots)
+        rates = _own(ledger.rates.expected(), slots)
         found = None if matches is None else matches.arrays()
         ready = np.zeros(len(slots)) if found is None else _own(found.ready, slots)
         lower = found if found is not None and found.lower else None
@@ -145,14 +145,14 @@ class Decider:
             reachable_tokens=ready if lower is None else _own(lower.reachable(), slots),
             transfer_ms=None if lower is None else _transfer_ms(lower, slots),
             load=load,
-            backlog_tokens=remaining_tokens(load[PREFILL], rates, now - working_since)
+            backlog_tokens=remaining_tokens(load[PREFILL], rates, now - _own(ledger.rates.working_since(), slots))
             if ledger.prefilling_requests or ledger.siblings.prefilling_requests
             else None,
             growth_tokens=ledger.growth.expected_tokens_of_many(now, slots) if grows else None,
             prefill_tokens_per_s=rates,
             foreign_prefill_tokens=ledger.mean_prefill_tokens(prompt_tokens) if ledger.foreign_requests else 0.0,
             prompt_tokens=prompt_tokens,
-            block_size_tokens=next(iter(self._fleet.tokens_per_block), 1),
+            block_size_tokens=self._fleet.block_sizes[0] if self._fleet.block_sizes else 1,
         )
 
     def _index_usable(self, slots: Ints) -> bool:

@@ -17,7 +17,7 @@ from kvrelay.core.index.approximate import Approximate
 from kvrelay.core.index.drift import Drift
 from kvrelay.core.index.sequence import Sequence
 from kvrelay.core.load.ledger import ACTIVE, Ledger
-from kvrelay.core.model.arrays import Floats, Ints
+from kvrelay.core.model.arrays import Ints
 from kvrelay.core.model.events import WorkerSpec
 from kvrelay.core.model.ids import TargetId, WorkerId
 from kvrelay.core.model.units import IndexState
@@ -111,7 +111,8 @@ class FleetView:
         self._adapters: frozenset[str] = frozenset()
         self._limits: Ints | None = None
         self._limited = False
-        self.tokens_per_block: dict[int, Floats] = {}  # size -> that size for its slots, 0 for others; ascending
+        self.block_sizes: tuple[int, ...] = ()
+        """In use, ascending; each needs its own keys of a prompt."""
 
     def add(self, worker: Worker) -> None:
         self.workers[worker.id.name] = worker
@@ -145,8 +146,7 @@ class FleetView:
         self.targets[slot] = target
         self.block_size_of_slot = np.append(self.block_size_of_slot, np.zeros(more, dtype=np.int64))
         self.block_size_of_slot[slot] = target.block_size_tokens if target is not None else 0
-        sizes = [int(size) for size in np.unique(self.block_size_of_slot) if size]
-        self.tokens_per_block = {size: (self.block_size_of_slot == size) * float(size) for size in sizes}
+        self.block_sizes = tuple(int(size) for size in np.unique(self.block_size_of_slot) if size)
 
     def changed(self) -> None:
         """Something that filters look at changed."""
@@ -169,10 +169,6 @@ class FleetView:
 
     def worker_at(self, slot: int) -> Worker:
         return self.workers[self.at(slot).id.worker.name]
-
-    def block_sizes(self) -> tuple[int, ...]:
-        """Block sizes in use, ascending; each needs its own keys of a prompt."""
-        return tuple(self.tokens_per_block)
 
     def adapter_of(self, model: str | None) -> str | None:
         """The adapter that a model name means, if any worker lists it as one."""

@@ -387,6 +387,7 @@ class Keeper:
         said, name = target.block_size_tokens, target.id.worker.name
         self.residency.resize_holder(target.slot, block_size_tokens)
         self._fleet.resized(target, block_size_tokens)
+        self.in_flight.discard_slot(target.slot)  # under keys of the other size
         _say_emptied(now, target)
         if not said:
             return []

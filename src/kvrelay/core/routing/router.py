@@ -139,7 +139,7 @@ class Router:
 
     def block_sizes(self) -> tuple[int, ...]:
         """Block sizes in use; a prompt needs keys for each."""
-        return self._fleet.block_sizes()
+        return self._fleet.block_sizes
 
     def adapter_of(self, model: str | None) -> str | None:
         """The adapter that this model name means, None for a base model."""
