@@ -8,7 +8,7 @@ import pytest
 from kvrelay.core.traces.trace import TraceError
 from kvrelay.lab.replay.trace_file import bundled_trace, read_trace
 
-ROW = b'{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]}\n'
+ROW = b'{"timestamp": 0, "input_length": 1030, "output_length": 5, "hash_ids": [0, 1, 2]}\n'
 
 
 def test_formats_are_told_apart_and_the_digest_is_of_the_unpacked_bytes(tmp_path: Path) -> None:
@@ -19,15 +19,15 @@ def test_formats_are_told_apart_and_the_digest_is_of_the_unpacked_bytes(tmp_path
     first, second = read_trace(plain), read_trace(packed)
 
     assert (first.format, first.sha256, first.trace) == (second.format, second.sha256, second.trace)
-    assert first.format == "mooncake" and bundled_trace().format == "agent_sessions"
+    assert first.format == "mooncake" and bundled_trace().format == "weka"
 
 
 @pytest.mark.parametrize(
     ("content", "found"),
     [
         (b"", "an empty file"),
-        (b"a,b,c\n1,2,3\n", "neither of the known formats"),
         (gzip.compress(ROW, mtime=0)[:-9], "damaged gzip"),
+        (b"a,b,c\n1,2,3\n", "none of the known formats"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes, found: str) -> None:

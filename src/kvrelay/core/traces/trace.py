@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-# A session (or a trace with its sub-agents) has its own ids, or one numbering serves the whole file.
-SESSION_SCOPE, GLOBAL_SCOPE = "session", "global"
+# A session (or a trace with its sub-agents) has its own ids, or one numbering serves the whole file, or there are none.
+SESSION_SCOPE, GLOBAL_SCOPE, NO_SCOPE = "session", "global", "none"
+NO_BLOCKS = 0  # the block size of a trace without block ids: lengths and times only
 
 
 class TraceError(Exception):
@@ -22,8 +23,20 @@ class TraceError(Exception):
         self.legal = legal
 
 
+class NotTold(TraceError):
+    """The file can be read in more than one way, and guessing could make up or hide reuse. `option` decides."""
+
+    def __init__(self, line: int, found: str, legal: str, *, option: str) -> None:
+        super().__init__(line, found, legal)
+        self.option = option
+
+
 class Turn(Struct, frozen=True):
-    """One request. `due_ms` counts from the start of its session."""
+    """One request. `due_ms` counts from the start of its session.
+
+    `block_ids` are the full blocks of the context, in some formats with the partial last one; tokens that no block
+    covers are this turn's own.
+    """
 
     due_ms: float
     think_ms: float  # least pause after the end of the session's previous turn
@@ -43,11 +56,13 @@ class Session(Struct, frozen=True):
 
 
 class Trace(Struct, frozen=True):
-    """Sessions in file order, all on one clock."""
+    """Sessions in file order, all on one clock that starts with the first request."""
 
-    block_size_tokens: int
+    block_size_tokens: int  # NO_BLOCKS where no row has ids
     hash_scope: str
     sessions: tuple[Session, ...]
+    notices: tuple[str, ...] = ()  # what the importer had to do to the file
+    label: str = ""  # what results on it must be called, if not simply the file's name
 
     @property
     def requests(self) -> int:
@@ -59,9 +74,25 @@ class Trace(Struct, frozen=True):
 
     def limitations(self) -> tuple[str, ...]:
         """What results on this trace cannot show."""
-        if self.hash_scope != SESSION_SCOPE:
-            return ()
-        return (
-            "Block ids of this trace are local to a session and its sub-agents: a system prompt or tool list that "
-            "several sessions share cannot be seen, so reuse across sessions is understated.",
-        )
+        if self.hash_scope == SESSION_SCOPE:
+            return (
+                "Block ids of this trace are local to a session and its sub-agents: a system prompt or tool list that "
+                "several sessions share cannot be seen, so reuse across sessions is understated.",
+            )
+        if self.hash_scope == NO_SCOPE:
+            return ("This trace has no block ids: lengths and times only. What its prompts shared is not known.",)
+        return ()
+
+
+class Arrival(Struct, frozen=True):
+    """One request of a trace, in the order in which they were made."""
+
+    at_ms: float
+    session: Session
+    turn: Turn
+
+
+def arrivals(trace: Trace) -> list[Arrival]:
+    """By time; of equal times the earlier session (and turn) of the file first."""
+    flat = [Arrival(s.start_ms + turn.due_ms, s, turn) for s in trace.sessions for turn in s.turns]
+    return sorted(flat, key=lambda arrival: arrival.at_ms)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from kvrelay.core.traces.mooncake import read_mooncake
+from kvrelay.core.traces.formats.options import ImportOptions
+from kvrelay.core.traces.formats.registry import FORMATS, format_of
 from kvrelay.core.traces.trace import Trace, TraceError
-from kvrelay.core.traces.weka import read_weka
 
 BUNDLED = "agent_sessions.jsonl.gz"
 MAX_TRACE_BYTES = 2 << 30
@@ -23,7 +23,7 @@ class TraceFile(Struct, frozen=True):
 
     name: str
     sha256: str
-    format: str  # agent_sessions | mooncake
+    format: str  # a name of `core/traces/formats/registry.py`
     trace: Trace
 
 
@@ -33,20 +33,17 @@ def bundled_trace() -> TraceFile:
         return read_trace(path)
 
 
-def read_trace(path: Path) -> TraceFile:
-    """Raises OSError when the file cannot be read and TraceError when it is no trace."""
+def read_trace(path: Path, options: ImportOptions = ImportOptions(), *, kind: str | None = None) -> TraceFile:
+    """Raises OSError when the file cannot be read, TraceError when it is no trace, NotTold when it does not say all.
+
+    `kind` is the name of a format; without it the first line decides.
+    """
     packed = path.read_bytes()
     plain = _unpack(packed) if packed[:2] == b"\x1f\x8b" else packed
     lines = plain.splitlines()
-    first = next((line for line in lines if line.strip()), b"")
-    if b'"requests"' in first:
-        kind, trace = "agent_sessions", read_weka(lines)
-    elif b'"hash_ids"' in first or b'"input_length"' in first:
-        kind, trace = "mooncake", read_mooncake(lines)
-    else:
-        found = "neither of the known formats" if first else "an empty file"
-        legal = "agent sessions (`requests` with `hash_ids`) or Mooncake rows (`timestamp`, `input_length`, `hash_ids`)"
-        raise TraceError(1, found, legal)
+    if kind is None:
+        kind = format_of(next((line for line in lines if line.strip()), b""))
+    trace = FORMATS[kind].read(lines, options)
     return TraceFile(path.name, hashlib.sha256(plain).hexdigest(), kind, trace)
 
 

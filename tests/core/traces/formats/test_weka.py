@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from kvrelay.core.traces.formats import weka
+from kvrelay.core.traces.formats.options import ImportOptions
 from kvrelay.core.traces.trace import TraceError
-from kvrelay.core.traces.weka import read_weka
 
 
 def request(t: float, ids: list[int], **more: object) -> dict[str, object]:
@@ -24,7 +25,7 @@ def test_sub_agent_becomes_a_session_of_its_own_in_its_parents_scope() -> None:
         "requests": [request(0.0, [7]), request(5.0, [7, 8])],
     }
 
-    trace = read_weka([line(request(0.0, [1, 2]), sub, request(40.0, [1, 2, 3]))])
+    trace = weka.read([line(request(0.0, [1, 2]), sub, request(40.0, [1, 2, 3]))])
 
     parent, child = trace.sessions
     assert (parent.session_id, parent.scope, [t.due_ms for t in parent.turns]) == ("s1", "s1", [0.0, 40_000.0])
@@ -33,14 +34,16 @@ def test_sub_agent_becomes_a_session_of_its_own_in_its_parents_scope() -> None:
 
 
 def test_sessions_start_a_gap_apart_and_have_different_scopes() -> None:
-    trace = read_weka([line(request(0, [1]), name="a"), b"", line(request(0, [1]), name="b")], session_gap_ms=1000)
+    trace = weka.read(
+        [line(request(0, [1]), name="a"), b"", line(request(0, [1]), name="b")], ImportOptions(session_gap_ms=1000)
+    )
 
     assert [(s.start_ms, s.scope) for s in trace.sessions] == [(0.0, "a"), (1000.0, "b")]
     assert trace.limitations()
 
 
 def test_think_time_is_the_traces_own_or_what_the_times_leave() -> None:
-    trace = read_weka(
+    trace = weka.read(
         [line(request(0, [1], think_time=0.0), request(9, [1], think_time=4.5), request(20, [1], think_time=None))]
     )
 
@@ -58,7 +61,7 @@ def test_think_time_is_the_traces_own_or_what_the_times_leave() -> None:
 )
 def test_bad_line_is_named_with_what_would_be_legal(bad: bytes, found: str) -> None:
     with pytest.raises(TraceError) as problem:
-        read_weka([line(request(0, [1])), bad])
+        weka.read([line(request(0, [1])), bad])
 
     assert problem.value.line == 2
     assert found in problem.value.found
@@ -67,7 +70,7 @@ def test_bad_line_is_named_with_what_would_be_legal(bad: bytes, found: str) -> N
 
 def test_empty_file_and_mixed_block_sizes_are_refused() -> None:
     with pytest.raises(TraceError, match="empty file"):
-        read_weka([])
+        weka.read([])
     other = json.dumps({"id": "z", "block_size": 32, "requests": []}).encode()
     with pytest.raises(TraceError, match="one block size, 64"):
-        read_weka([line(request(0, [1])), other])
+        weka.read([line(request(0, [1])), other])

@@ -1,4 +1,4 @@
-"""Importer of agent-session traces: one JSON object a line per session, as kv-cache-tester publishes them.
+"""WEKA agent sessions: one JSON object a line per session, as kv-cache-tester publishes them.
 
 A `subagent` entry holds a list of requests of its own. It becomes a session of its own that starts at the entry's time;
 its ids live in its parent's scope (sub-agents of one parent share their tool list and system prompt). Its requests
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from kvrelay.core.traces.formats.options import CannotExpress, ImportOptions, Lines, Written, empty_file
 from kvrelay.core.traces.trace import GLOBAL_SCOPE, SESSION_SCOPE, Session, Trace, TraceError, Turn
 
 # Traces are shared between companies because they hold no text; a file that has some is refused rather than read.
@@ -36,7 +37,11 @@ class _Line(msgspec.Struct):
     hash_id_scope: str = "local"
 
 
-def read_weka(lines: Iterable[bytes], *, session_gap_ms: float = 60_000.0) -> Trace:
+def looks_like(first: bytes) -> bool:
+    return first.lstrip().startswith(b"{") and b'"requests"' in first
+
+
+def read(lines: Lines, options: ImportOptions = ImportOptions()) -> Trace:
     """Sessions carry no absolute times, so session k of the file starts at k x `session_gap_ms`."""
     sessions: list[Session] = []
     block_size_tokens, hash_scope = None, SESSION_SCOPE
@@ -47,10 +52,66 @@ def read_weka(lines: Iterable[bytes], *, session_gap_ms: float = 60_000.0) -> Tr
             )
         block_size_tokens = record.block_size
         hash_scope = SESSION_SCOPE if record.hash_id_scope == "local" else GLOBAL_SCOPE
-        sessions += _sessions(number, record, position * session_gap_ms)
+        sessions += _sessions(number, record, position * options.session_gap_ms)
     if block_size_tokens is None:
-        raise TraceError(1, "an empty file", "one session as a JSON object per line")
-    return Trace(block_size_tokens, hash_scope, tuple(sessions))
+        raise empty_file("one session as a JSON object per line")
+    if options.block_size_tokens not in (None, block_size_tokens):
+        found = f"block size {options.block_size_tokens} was told"
+        raise TraceError(1, found, f"what the file itself says, {block_size_tokens}")
+    gap_s = options.session_gap_ms / 1000
+    notice = f"Sessions have no times of their own: the next one of the file starts {gap_s:g} s after the one before."
+    return Trace(block_size_tokens, hash_scope, tuple(sessions), (notice,))
+
+
+def write(trace: Trace) -> Written:
+    """Sessions with their sub-agents. Raises CannotExpress for a trace without block ids."""
+    if not trace.block_size_tokens:
+        raise CannotExpress("agent sessions are made of block ids, and this trace has none")
+    notices = ["When sessions started is lost: the format has no times for them."]
+    return Written(_lines(trace), tuple(notices))
+
+
+def _lines(trace: Trace) -> Iterator[bytes]:
+    children: dict[str, list[Session]] = {}
+    for session in trace.sessions:
+        if session.parent_id is not None:
+            children.setdefault(session.parent_id, []).append(session)
+    known = {session.session_id for session in trace.sessions}
+    scope = "local" if trace.hash_scope == SESSION_SCOPE else "global"
+    for session in trace.sessions:
+        if session.parent_id is not None and session.parent_id in known:
+            continue
+        requests = [_entry_of(turn) for turn in session.turns]
+        for child in children.get(session.session_id, ()):
+            requests.append(
+                {
+                    "t": _seconds(child.start_ms - session.start_ms),
+                    "type": "subagent",
+                    "agent_id": child.session_id.removeprefix(f"{session.session_id}/"),
+                    "requests": [_entry_of(turn) for turn in child.turns],
+                }
+            )
+        line = {"id": session.session_id, "block_size": trace.block_size_tokens, "hash_id_scope": scope}
+        yield msgspec.json.encode({**line, "requests": requests})
+
+
+def _entry_of(turn: Turn) -> dict[str, object]:
+    return {
+        "t": _seconds(turn.due_ms),
+        "type": "n",
+        "in": turn.input_tokens,
+        "out": turn.output_tokens,
+        "hash_ids": turn.block_ids,
+        "think_time": _seconds(turn.think_ms),
+    }
+
+
+def _seconds(ms: float) -> float:
+    return round(ms / 1000, 7)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 4)
 
 
 def _decode(lines: Iterable[bytes]) -> Iterator[tuple[int, _Line]]:
@@ -83,7 +144,7 @@ def _sessions(number: int, record: _Line, start_ms: float) -> list[Session]:
         if entry.requests is not None:
             name = f"{record.id}/{entry.agent_id or f'agent_{len(sessions):03d}'}"
             turns = _turns(number, entry.requests)
-            sessions.append(Session(name, scope, turns, start_ms + entry.t * 1000, parent_id=record.id))
+            sessions.append(Session(name, scope, turns, start_ms + _ms(entry.t), parent_id=record.id))
     return sessions
 
 
@@ -94,7 +155,7 @@ def _turns(number: int, entries: Iterable[_Entry]) -> tuple[Turn, ...]:
         if entry.input_tokens is None or entry.output_tokens is None or entry.hash_ids is None:
             raise TraceError(number, f"a request at t={entry.t} without in, out or hash_ids", "all three are needed")
         turns.append(
-            Turn(entry.t * 1000, _think_ms(entry, before), entry.hash_ids, entry.input_tokens, entry.output_tokens)
+            Turn(_ms(entry.t), _think_ms(entry, before), entry.hash_ids, entry.input_tokens, entry.output_tokens)
         )
         before = entry
     return tuple(turns)
@@ -105,5 +166,5 @@ def _think_ms(entry: _Entry, before: _Entry | None) -> float:
     if before is None:
         return 0.0
     if entry.think_time is not None:
-        return entry.think_time * 1000
-    return max(0.0, (entry.t - before.t - (before.api_time or 0.0)) * 1000)
+        return _ms(entry.think_time)
+    return max(0.0, _ms(entry.t - before.t - (before.api_time or 0.0)))
