@@ -1,0 +1,16 @@
+"""Which object leaves a full tier first. All policies have the same outline; `ledger.py` drives them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class EvictionPolicy(Protocol):
+    """Keys that lie in one tier. `victim` names the next to go and changes nothing else about it; the ledger removes
+    it. `now_s` never goes back."""
+
+    def insert(self, key: bytes, now_s: float) -> None: ...
+    def touch(self, key: bytes, now_s: float) -> None: ...
+    def remove(self, key: bytes) -> None: ...
+    def victim(self) -> bytes | None: ...
+    def __len__(self) -> int: ...

@@ -1,0 +1,202 @@
+"""Keeping objects: write, verify, commit, announce; then copies between tiers.
+
+Nothing counts as stored because a write returned: the tier is asked what it kept. A payload in several pieces becomes
+readable by its manifest, which is written when every piece has been verified, and not before.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from kvrelay.core.tiers.effects import Announce, Check, SaveFinished, TierEffect, Transfer, Write
+from kvrelay.core.tiers.events import Checked, SaveAsked, Transferred, Written
+from kvrelay.core.tiers.outcome import Outcome
+from kvrelay.core.tiers.tier import Remembered, Shared, TierState
+
+
+class _Save(Struct):
+    asked: SaveAsked
+    outcomes: list[Outcome | None]  # per tier
+
+
+class _Target(Struct):
+    """One save in one tier: pieces that are verified so far, out of all of them and the manifest."""
+
+    save: _Save
+    tier: TierState
+    verified: int = 0
+    existed: bool = False
+    revoked: bool = False
+
+    @property
+    def writes_in_all(self) -> int:
+        return 1 if self.save.asked.pieces == 1 else self.save.asked.pieces + 1
+
+
+class _Copying(Struct):
+    source: TierState
+    target: TierState
+    key: bytes
+    evicts: bool  # the source gives it up afterwards
+
+
+class Saves:
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._open: dict[int, _Save] = {}
+        self._targets: dict[int, _Target] = {}
+        self._copying: dict[int, _Copying] = {}
+        self._copied: dict[tuple[int, bytes], int] = {}
+        self._seen = Remembered(shared.settings.max_remembered)
+
+    def ask(self, now_s: float, asked: SaveAsked) -> list[TierEffect]:
+        save = _Save(asked, [None] * len(self._shared.tiers))
+        self._open[asked.save] = save
+        effects: list[TierEffect] = []
+        second_sight = self.seen_before(now_s, asked.key)
+        for tier in self._shared.tiers:
+            wanted = tier.settings.write == "through" or (tier.settings.write == "selective" and second_sight)
+            save.outcomes[tier.index] = Outcome.SKIPPED if not wanted else self._obstacle(tier, asked)
+            if save.outcomes[tier.index] is not None:
+                self._shared.count(tier.index, "store", save.outcomes[tier.index] or Outcome.SKIPPED)
+                continue
+            effects += self.make_room(now_s, tier, asked.stored_bytes)
+            tier.ledger.reserve(asked.key, asked.stored_bytes)
+            effects += self._write(now_s, _Target(save, tier))
+        return effects + self._finish_if_done(save)
+
+    def written(self, now_s: float, event: Written, tier: TierState) -> list[TierEffect]:
+        target = self._targets.pop(event.job)
+        effects = self._shared.heard(now_s, tier, event.outcome)
+        if event.outcome is not Outcome.STORED:
+            return effects + self._end(now_s, target, event.outcome)
+        target.existed = event.existed
+        asked = target.save.asked
+        job = self._shared.new_job()
+        self._targets[job] = target
+        deadline_s = now_s + self._shared.settings.write_deadline_s
+        return [*effects, Check(job, tier.index, asked.key, asked.save, target.verified, deadline_s)]
+
+    def checked(self, now_s: float, event: Checked, tier: TierState) -> list[TierEffect]:
+        target = self._targets.pop(event.job)
+        effects = self._shared.heard(now_s, tier, event.outcome)
+        if event.outcome is not Outcome.HIT:
+            return effects + self._end(now_s, target, event.outcome)
+        target.verified += 1
+        if target.verified < target.writes_in_all and not target.revoked:
+            return effects + self._write(now_s, target)
+        return effects + self._end(now_s, target, Outcome.STORED)
+
+    def loaded(self, now_s: float, key: bytes, source: TierState) -> list[TierEffect]:
+        """A key was loaded from a tier: the ones above it may want a copy."""
+        effects: list[TierEffect] = []
+        second_sight = self.seen_before(now_s, key)
+        for tier in self._shared.tiers[: source.index]:
+            wish = tier.settings.promote
+            if wish == "always" or (wish == "second_sight" and second_sight):
+                effects += self.copy(now_s, key, source, tier)
+        return effects
+
+    def copy(
+        self, now_s: float, key: bytes, source: TierState, target: TierState, *, evicts: bool = False
+    ) -> list[TierEffect]:
+        """Copy a stored object between tiers in the background, once at a time."""
+        if not target.in_use or (target.index, key) in self._copied or key in target.ledger:
+            return []
+        job = self._shared.new_job()
+        self._copying[job] = _Copying(source, target, key, evicts)
+        self._copied[target.index, key] = job
+        deadline_s = now_s + self._shared.settings.write_deadline_s
+        return list(source.reads.submit(Transfer(job, source.index, target.index, key, deadline_s)))
+
+    def transferred(self, now_s: float, event: Transferred) -> list[TierEffect]:
+        copying = self._copying.pop(event.job)
+        target, key = copying.target, copying.key
+        del self._copied[target.index, key]
+        self._shared.count(target.index, "copy", event.outcome)
+        effects: list[TierEffect] = []
+        if event.outcome is Outcome.STORED:
+            self._shared.count_bytes(target.index, "written", event.stored_bytes)
+            if self._shared.revoked.has(key, now_s):
+                effects.append(self._shared.remove(now_s, target, (key,), why="revoked"))
+            else:
+                effects += self.make_room(now_s, target, event.stored_bytes)
+                target.ledger.commit(key, event.stored_bytes, now_s)
+                self._shared.shunned[target.index].discard(key)
+                effects.append(Announce(target.index, key, event.stored_bytes))
+        if copying.evicts:
+            effects.append(self._shared.remove(now_s, copying.source, (key,), why="evicted"))
+        return effects
+
+    def make_room(self, now_s: float, tier: TierState, size: int) -> list[TierEffect]:
+        """Evict what has to go, into the tier below if that one takes what was evicted."""
+        leaving = tier.ledger.victims(size)
+        if not leaving:
+            return []
+        below = next((t for t in self._shared.tiers[tier.index + 1 :] if t.settings.write == "back"), None)
+        effects: list[TierEffect] = []
+        for key in leaving:
+            self._shared.count(tier.index, "evict", Outcome.STORED)
+            copies = [] if below is None else self.copy(now_s, key, tier, below, evicts=True)
+            if copies or (below is not None and (below.index, key) in self._copied):
+                effects += copies
+            else:
+                effects.append(self._shared.remove(now_s, tier, (key,), why="evicted"))
+        return effects
+
+    def revoke(self, keys: tuple[bytes, ...]) -> None:
+        """Deleted while being written: the write is undone when it is over."""
+        for target in self._targets.values():
+            if target.save.asked.key in keys:
+                target.revoked = True
+
+    def seen_before(self, now_s: float, key: bytes) -> bool:
+        before = self._seen.has(key, now_s)
+        self._seen.add(key, float("inf"))
+        return before
+
+    @property
+    def under_way(self) -> int:
+        return len(self._targets) + len(self._copying)
+
+    def _obstacle(self, tier: TierState, asked: SaveAsked) -> Outcome | None:
+        if not tier.in_use:
+            return Outcome.UNAVAILABLE
+        if not tier.ledger.fits(asked.stored_bytes):
+            return Outcome.NO_SPACE
+        if len(tier.writes.waiting) >= self._shared.settings.max_waiting_writes:
+            return Outcome.REFUSED
+        return None
+
+    def _write(self, now_s: float, target: _Target) -> list[TierEffect]:
+        job, asked = self._shared.new_job(), target.save.asked
+        self._targets[job] = target
+        deadline_s = now_s + self._shared.settings.write_deadline_s
+        return list(
+            target.tier.writes.submit(Write(job, target.tier.index, asked.key, asked.save, target.verified, deadline_s))
+        )
+
+    def _end(self, now_s: float, target: _Target, outcome: Outcome) -> list[TierEffect]:
+        tier, asked = target.tier, target.save.asked
+        effects: list[TierEffect] = []
+        if outcome is Outcome.STORED and not target.revoked:
+            tier.ledger.commit(asked.key, asked.stored_bytes, now_s)
+            self._shared.shunned[tier.index].discard(asked.key)
+            self._shared.count_bytes(tier.index, "written", 0 if target.existed else asked.stored_bytes)
+            effects.append(Announce(tier.index, asked.key, asked.stored_bytes))
+        else:
+            tier.ledger.cancel(asked.key)
+            if target.revoked:
+                outcome = Outcome.SKIPPED
+            if not target.existed:  # nothing, a part, or (the answer was lost) all of it: none of it may stay
+                effects.append(self._shared.remove(now_s, tier, (asked.key,), why="not stored"))
+        self._shared.count(tier.index, "store", outcome)
+        target.save.outcomes[tier.index] = outcome
+        return effects + self._finish_if_done(target.save)
+
+    def _finish_if_done(self, save: _Save) -> list[TierEffect]:
+        outcomes = tuple(outcome for outcome in save.outcomes if outcome is not None)
+        if len(outcomes) < len(save.outcomes):
+            return []
+        del self._open[save.asked.save]
+        return [SaveFinished(save.asked.save, outcomes)]

@@ -1,0 +1,228 @@
+"""A stored object: a head of fixed size, then the payload.
+
+    0   magic "KVRO"        4   48  checksum of the head (xxh3-64 over the other 504 bytes)  8
+    4   format version      2   56  header, MessagePack array (`core/tiers/header.py`)
+    6   header length       2   ..  zeros
+    8   payload length      8   512 payload: codec, then cipher (the tag of 16 bytes at its end)
+    16  payload checksum   16
+    32  nonce              12
+    44  zeros               4
+
+The head has one size so that a reader can give a store two buffers, head and destination, and the payload needs no
+copy. The payload's checksum (xxh3-128) is over the bytes as stored: a scrubber needs no keys. The associated data of
+the cipher is the header with version and lengths, so that a ciphertext under another name, tenant, epoch or range does
+not decrypt.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct
+
+from kvrelay.core.tiers.header import CIPHER_NONE, FORMAT_VERSION, Expected, ObjectHeader, judge
+from kvrelay.core.tiers.outcome import Outcome
+from kvrelay.edge.stores.codecs import RAW, CodecError, codec
+from kvrelay.edge.stores.extras import need
+from kvrelay.edge.stores.keys import KeyRing
+from kvrelay.edge.stores.store import Buffer, total_bytes
+
+xxhash = need("xxhash", extra="store", purpose="a store")
+
+MAGIC = b"KVRO"
+HEAD_BYTES = 512
+TAG_BYTES = 16
+AES_256_GCM = "aes-256-gcm"
+_FIXED = struct.Struct("<4sHHQ16s12s4x")
+_CHECKSUM_AT, _HEADER_AT = 48, 56
+_encode_header = msgspec.msgpack.Encoder().encode
+_decode_header = msgspec.msgpack.Decoder(ObjectHeader).decode
+
+
+class Head(Struct, frozen=True):
+    """The head of a stored object, parsed and free of damage."""
+
+    header: ObjectHeader
+    payload_bytes: int  # as stored
+    payload_xxh3_128: bytes
+    nonce: bytes
+    associated_data: bytes
+
+
+class Verdict(Struct, frozen=True):
+    """`hit`, or what is wrong and where."""
+
+    outcome: Outcome
+    detail: str = ""
+
+
+HIT = Verdict(Outcome.HIT)
+
+
+class Owner(Struct, frozen=True):
+    """Whose objects are sealed and opened. `secret` stays in this process."""
+
+    tag: bytes
+    secret: bytes
+    epoch: int
+
+    def __repr__(self) -> str:
+        return f"Owner(tag={self.tag.hex()}, epoch={self.epoch})"
+
+
+def seal(header: ObjectHeader, parts: Sequence[Buffer], *, ring: KeyRing, owner: Owner) -> list[Buffer]:
+    """The object as parts to write. The header's codec says how `parts` are packed, its cipher and key id are set here.
+
+    Without codec and cipher the parts are used where they lie; they must not change until the write is over."""
+    packed: list[Buffer] = list(parts)
+    if header.codec != RAW:
+        packed = [codec(header.codec).encode(memoryview(_joined(parts)), header.dtype)]
+    nonce = bytes(12)
+    if ring.encrypts:
+        header = msgspec.structs.replace(header, cipher=AES_256_GCM, key_id=ring.active_id)
+        nonce = os.urandom(12)
+        encoded = _encode_header(header)
+        sealed = bytearray(total_bytes(packed) + TAG_BYTES)
+        cipher = ring.cipher(ring.active_id, tenant_key=owner.secret, tenant_tag=owner.tag, epoch=owner.epoch)
+        cipher.encrypt_into(nonce, _joined(packed), _associated(encoded, len(sealed)), sealed)
+        packed = [sealed]
+    else:
+        header = msgspec.structs.replace(header, cipher=CIPHER_NONE, key_id="")
+        encoded = _encode_header(header)
+    return [_build_head(encoded, packed, nonce), *packed]
+
+
+def parse_head(data: memoryview) -> Head | Verdict:
+    """The head, or why there is none."""
+    if data.nbytes < HEAD_BYTES:
+        return Verdict(Outcome.PARTIAL, f"{data.nbytes} bytes, a head has {HEAD_BYTES}")
+    data = data[:HEAD_BYTES]
+    magic, version, header_bytes, payload_bytes, checksum, nonce = _FIXED.unpack_from(data)
+    if magic != MAGIC:
+        return Verdict(Outcome.CORRUPT, "magic")
+    if _head_checksum(data) != data[_CHECKSUM_AT:_HEADER_AT]:
+        return Verdict(Outcome.CORRUPT, "head")
+    if version != FORMAT_VERSION:
+        return Verdict(Outcome.REFUSED, f"format version {version}, this release reads {FORMAT_VERSION}")
+    encoded = bytes(data[_HEADER_AT : _HEADER_AT + header_bytes])
+    try:
+        header = _decode_header(encoded)
+    except msgspec.MsgspecError:
+        return Verdict(Outcome.CORRUPT, "header")
+    return Head(header, payload_bytes, checksum, nonce, _associated(encoded, payload_bytes))
+
+
+def check_payload(head: Head, payload: memoryview) -> Verdict:
+    """Whether these are the bytes that were stored. Needs no key."""
+    if payload.nbytes != head.payload_bytes:
+        return Verdict(Outcome.PARTIAL, f"{payload.nbytes} of {head.payload_bytes} payload bytes")
+    if xxhash.xxh3_128_digest(payload) != head.payload_xxh3_128:
+        return Verdict(Outcome.CORRUPT, "payload")
+    return HIT
+
+
+def readable(head: Head, *, ring: KeyRing, allow_lossy: str | None) -> Verdict:
+    """Whether this process may and can unpack the payload."""
+    header = head.header
+    if header.cipher == CIPHER_NONE:
+        if ring.encrypts:  # or anybody who can write to the medium could plant plain objects
+            return Verdict(Outcome.REFUSED, "not encrypted, and encryption is on")
+    elif header.cipher != AES_256_GCM:
+        return Verdict(Outcome.REFUSED, f"cipher {header.cipher}")
+    elif not ring.knows(header.key_id):
+        return Verdict(Outcome.REFUSED, f"key id {header.key_id}")
+    try:
+        lossy = codec(header.codec).lossy
+    except ValueError as error:
+        return Verdict(Outcome.REFUSED, str(error))
+    if lossy and header.codec != allow_lossy:
+        return Verdict(Outcome.REFUSED, f"codec {header.codec} loses precision and is not configured here")
+    return HIT
+
+
+def unpack(
+    head: Head,
+    payload: memoryview,
+    into: memoryview,
+    *,
+    expected: Expected,
+    ring: KeyRing,
+    owner: Owner,
+    now_s: float,
+    allow_lossy: str | None = None,
+) -> Verdict:
+    """Judge, decrypt, verify and unpack into `into`, whose content is undefined unless the answer is `hit`.
+
+    `payload` may be the same object as `into`, where neither codec nor cipher changes anything."""
+    outcome, member = judge(head.header, expected, now_s=now_s)
+    if outcome is not Outcome.HIT:
+        return Verdict(outcome, member)
+    verdict = readable(head, ring=ring, allow_lossy=allow_lossy)
+    if verdict is not HIT:
+        return verdict
+    if head.header.plain_bytes != into.nbytes:
+        return Verdict(Outcome.FOREIGN, f"plain_bytes {head.header.plain_bytes}, the destination has {into.nbytes}")
+    if payload.nbytes != head.payload_bytes:
+        return Verdict(Outcome.PARTIAL, f"{payload.nbytes} of {head.payload_bytes} payload bytes")
+    header = head.header
+    if header.cipher == CIPHER_NONE:
+        verdict = check_payload(head, payload)
+        if verdict is not HIT or payload is into:
+            return verdict
+    else:
+        verdict, payload = _decrypt(head, payload, into if header.codec == RAW else None, ring=ring, owner=owner)
+        if verdict is not HIT or header.codec == RAW:
+            return verdict
+    try:
+        codec(header.codec).decode(payload, header.dtype, into)
+    except CodecError as error:
+        return Verdict(Outcome.CORRUPT, f"codec {header.codec}: {error}")
+    return HIT
+
+
+def _decrypt(
+    head: Head, payload: memoryview, into: memoryview | None, *, ring: KeyRing, owner: Owner
+) -> tuple[Verdict, memoryview]:
+    """The cipher's tag covers every byte, so the checksum need not be computed as well."""
+    from cryptography.exceptions import InvalidTag
+
+    size = payload.nbytes - TAG_BYTES
+    if size < 0 or (into is not None and into.nbytes != size):
+        return Verdict(Outcome.PARTIAL, f"{payload.nbytes} encrypted bytes"), payload
+    plain = into if into is not None else memoryview(bytearray(size))
+    cipher = ring.cipher(head.header.key_id, tenant_key=owner.secret, tenant_tag=owner.tag, epoch=owner.epoch)
+    try:
+        cipher.decrypt_into(head.nonce, payload, head.associated_data, plain)
+    except InvalidTag:
+        return Verdict(Outcome.CORRUPT, "cipher tag"), payload
+    return HIT, plain
+
+
+def _build_head(encoded: bytes, packed: Sequence[Buffer], nonce: bytes) -> bytearray:
+    if len(encoded) > HEAD_BYTES - _HEADER_AT:
+        raise ValueError(f"the header takes {len(encoded)} bytes, there is room for {HEAD_BYTES - _HEADER_AT}")
+    checksum = xxhash.xxh3_128()
+    for part in packed:
+        checksum.update(part)
+    head = bytearray(HEAD_BYTES)
+    _FIXED.pack_into(head, 0, MAGIC, FORMAT_VERSION, len(encoded), total_bytes(packed), checksum.digest(), nonce)
+    head[_HEADER_AT : _HEADER_AT + len(encoded)] = encoded
+    head[_CHECKSUM_AT:_HEADER_AT] = _head_checksum(memoryview(head))
+    return head
+
+
+def _head_checksum(head: memoryview) -> bytes:
+    checksum = xxhash.xxh3_64(head[:_CHECKSUM_AT])
+    checksum.update(head[_HEADER_AT:])
+    return bytes(checksum.digest())
+
+
+def _associated(encoded_header: bytes, payload_bytes: int) -> bytes:
+    return struct.pack("<4sHQ", MAGIC, FORMAT_VERSION, payload_bytes) + encoded_header
+
+
+def _joined(parts: Sequence[Buffer]) -> Buffer:
+    return parts[0] if len(parts) == 1 else b"".join(parts)
