@@ -21,9 +21,10 @@ def growth(slots: int = 2) -> Growth:
 
 
 def place(made: Growth, slot: int, chain: list[int], *, matched: int = 0, now: float = 0.0) -> bool:
-    begins = made.begins(keys(chain), matched)
-    made.placed(now, slot, keys(chain), matched_tokens=matched * 4, prefill_tokens=100, begins=begins)
-    return begins
+    """Returns whether it was taken for the beginning of a conversation."""
+    continues = made.continues(keys(chain), matched)
+    made.placed(now, slot, keys(chain), matched_tokens=matched * 4, prefill_tokens=100, continues=continues)
+    return continues is None
 
 
 def test_a_prompt_that_goes_on_where_another_ended_continues_it():
@@ -49,8 +50,9 @@ def test_an_end_is_found_wherever_in_the_window_it_lies(asked):
             matched = min(matched, blocks)
             chain = keys([family, *range(10, 10 + blocks - 1)])
             window = chain.tolist()[max(0, matched - 20) : matched + 1]
-            assert made.begins(chain, matched) is not any(end in window for end in ends)
-            made.placed(0.0, 0, chain, matched_tokens=0, prefill_tokens=0, begins=False)
+            goes_on = made.continues(chain, matched)
+            assert (goes_on is not None) is any(end in window for end in ends)
+            made.placed(0.0, 0, chain, matched_tokens=0, prefill_tokens=0, continues=goes_on)
             ends = [*(end for end in ends if end != chain.item(-1)), chain.item(-1)][-4:]
 
 
@@ -59,29 +61,50 @@ def test_every_conversation_counts_once_where_it_began():
     for number in range(3):
         place(made, 0, [number, 1], matched=1)
         place(made, 0, [number, 1, 2], matched=2)
-    assert made.expected_tokens(0.0, [0, 1]) == [600.0, 0.0], "three of 200 tokens each, and none"
+    assert made.expected_tokens(0.0, [0, 1], None) == [600.0, 0.0], "three of 200 tokens each, and none"
     place(made, 1, [7, 1], matched=1)
-    assert made.expected_tokens(0.0, [0, 1]) == [pytest.approx(2 * 700 / 4), 0.0], "only what is beyond the least"
-    many = made.expected_tokens_of_many(0.0, np.array([0, 1]))
-    assert many.tolist() == made.expected_tokens(0.0, [0, 1])
+    assert made.expected_tokens(0.0, [0, 1], None) == [pytest.approx(2 * 700 / 4), 0.0], "only what is beyond the least"
+    many = made.expected_tokens_of_many(0.0, np.array([0, 1]), None)
+    assert many.tolist() == made.expected_tokens(0.0, [0, 1], None)
 
 
 def test_the_first_of_a_family_says_nothing_of_what_one_of_them_brings():
     made = growth()
     place(made, 0, [1, 2, 3])
-    assert made.expected_tokens(0.0, [0, 1]) == [0.0, 0.0], "a burst with one new prefix must stay together"
+    assert made.expected_tokens(0.0, [0, 1], None) == [0.0, 0.0], "a burst with one new prefix must stay together"
 
 
 def test_it_fades_within_minutes_and_goes_with_the_slot():
     made = growth()
     place(made, 0, [1, 2], matched=1)
-    fresh = made.expected_tokens(0.0, [0, 1])[0]
-    assert made.expected_tokens(300.0, [0, 1])[0] == pytest.approx(fresh / 2)
+    fresh = made.expected_tokens(0.0, [0, 1], None)[0]
+    assert made.expected_tokens(300.0, [0, 1], None)[0] == pytest.approx(fresh / 2)
     for hour in range(1, 5):  # the weights are brought down again and again
         place(made, 1, [hour, 2], matched=1, now=3600.0 * hour)
-    assert made.expected_tokens(4 * 3600.0, [0, 1]) == [0.0, pytest.approx(100.0, rel=0.01)]
+    assert made.expected_tokens(4 * 3600.0, [0, 1], None) == [0.0, pytest.approx(100.0, rel=0.01)]
     made.drop_slot(1)
-    assert made.expected_tokens(4 * 3600.0, [0, 1])[1] == 0.0
+    assert made.expected_tokens(4 * 3600.0, [0, 1], None)[1] == 0.0
+
+
+def test_a_conversation_that_moves_takes_its_weight_along_and_does_not_burden_its_own_next_turn():
+    made = growth()
+    place(made, 0, [1, 2], matched=1)
+    place(made, 1, [5, 2], matched=1)
+    moving = made.continues(keys([1, 2, 3]), 2)
+    assert moving is not None and moving.slot == 0
+    assert made.expected_tokens(0.0, [0, 1], moving) == [0.0, 100.0], "elsewhere it would be one of two"
+    assert made.expected_tokens_of_many(0.0, np.array([0, 1]), moving).tolist() == [0.0, 100.0]
+    assert not place(made, 1, [1, 2, 3], matched=1 + 1)
+    assert made.expected_tokens(0.0, [0, 1], None) == [0.0, pytest.approx(2 * 300 / 2)]
+    again = made.continues(keys([1, 2, 3, 4]), 3)
+    assert again is not None and again.slot == 1
+
+
+def test_a_conversation_whose_worker_was_lost_begins_anew():
+    made = growth()
+    place(made, 0, [1, 2], matched=1)
+    made.drop_slot(0)
+    assert made.continues(keys([1, 2, 3]), 2) is None
 
 
 def family(number: int, session: int, turns: int) -> np.ndarray:

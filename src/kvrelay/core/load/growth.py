@@ -1,10 +1,11 @@
-"""Where conversations began lately, and what one of them comes to: the load that is still ahead.
+"""Which conversations live where, and what one of them comes to: the load that is still ahead.
 
 What a worker has in hand says little about a conversation that begins: it will come back with every turn, and so will
-the others that began there. A router that looks at queues only puts all first turns where it is quiet at the moment,
+the others that live there. A router that looks at queues only puts all first turns where it is quiet at the moment,
 and finds them loud together later. So beginnings are counted per slot, fading within minutes, and multiplied with the
 prefill that a conversation has brought on average. The product is an expectation in tokens that scorers can weigh
-against recomputing a shared prefix elsewhere.
+against recomputing a shared prefix elsewhere. The same holds for a turn that leaves its worker because of a short
+queue: the turns after it go with it, so a conversation that moves is weighed like one that begins.
 
 A prompt continues a conversation when an earlier prompt ended inside it; else it begins one, however much of it (a
 system prompt, say) is cached. Ends are remembered by block key, the latest ones, so no session id is needed. Looked for
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import Struct
 
 from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.prompt import BlockKeys
@@ -29,92 +31,141 @@ _ANSWER_BLOCKS = 256
 _STRETCH_BLOCKS = 16
 
 
+class Conversation(Struct, frozen=True):
+    """A conversation that goes on: where its last prompt was sent, and when its first."""
+
+    slot: int
+    begun_at: float
+    life: int  # of what had the slot then, see `Growth.drop_slot`
+
+
+class _End(Struct, frozen=True):
+    """Where a prompt ended: the first block of that stretch, and whose prompt it was."""
+
+    head: int
+    conversation: Conversation
+
+
 class Growth:
     """Expected load per slot."""
 
     def __init__(self) -> None:
         self._begun: list[float] = []  # weighed, see `_weight`
         self._table: Floats = np.zeros(0)  # the same, for scorers of many
+        self._lives: list[int] = []
         self._all_begun = 0.0
         self._prefilled = 0.0
         self._weigh_from = 0.0
-        self._ends: dict[int, int] = {}  # last block of a prompt -> first block of its stretch; oldest first
+        self._ends: dict[int, _End] = {}  # last block of a prompt -> whose; oldest first
         self._ends_in: dict[int, set[int]] = {}  # first block of a stretch -> ends in it; asked for membership only
 
     def add_slot(self, slot: int) -> None:
         """Start a slot at zero."""
         if slot == len(self._begun):
             self._begun.append(0.0)
+            self._lives.append(0)
             self._table = np.append(self._table, 0.0)
         self.drop_slot(slot)
 
     def drop_slot(self, slot: int) -> None:
         """What began there has lost its cache, and will begin anew wherever it goes."""
         self._all_begun = max(0.0, self._all_begun - self._begun[slot])
-        self._begun[slot] = self._table[slot] = 0.0
+        self._lives[slot] += 1
+        self._set(slot, 0.0)
 
-    def begins(self, keys: BlockKeys, matched_blocks: int) -> bool:
-        """Does this prompt begin a conversation? `matched_blocks`: the deepest match of its keys anywhere."""
+    def continues(self, keys: BlockKeys, matched_blocks: int) -> Conversation | None:
+        """What this prompt goes on with; None: it begins. `matched_blocks`: the deepest match of its keys anywhere."""
         first, beyond = max(0, matched_blocks - _ANSWER_BLOCKS), matched_blocks + 1
         start = first - first % _STRETCH_BLOCKS
         heads = keys[start:beyond:_STRETCH_BLOCKS].tolist()
         if self._ends_in.keys().isdisjoint(heads):
-            return True
+            return None
+        latest: Conversation | None = None
         for head in heads:
             ends = self._ends_in.get(head)
             end_of_stretch = min(start + _STRETCH_BLOCKS, beyond)
-            if ends is not None and not ends.isdisjoint(keys[max(start, first) : end_of_stretch].tolist()):
-                return False
+            if ends is not None:
+                for key in keys[max(start, first) : end_of_stretch].tolist():
+                    if key in ends:
+                        latest = self._ends[key].conversation
             start = end_of_stretch
-        return True
+        return latest if latest is not None and latest.life == self._lives[latest.slot] else None
 
     def placed(
-        self, now: float, slot: int, keys: BlockKeys, *, matched_tokens: int, prefill_tokens: int, begins: bool
+        self,
+        now: float,
+        slot: int,
+        keys: BlockKeys,
+        *,
+        matched_tokens: int,
+        prefill_tokens: int,
+        continues: Conversation | None,
     ) -> None:
         """A prompt was sent to a slot, which holds that much of it and has that much to compute.
 
         Of a prompt that nobody holds any of, it cannot be told what is its conversation's own and what is a prefix that
-        others will share: it does not count for what a conversation brings.
+        others will share: it does not count for what a conversation brings. A conversation that moves takes what it
+        will still bring with it.
         """
         weight = self._weight(now)
-        if matched_tokens or not begins:
+        if matched_tokens or continues is not None:
             self._prefilled += prefill_tokens * weight
-        if begins:
-            self._begun[slot] += weight
-            self._table[slot] = self._begun[slot]
+        if continues is None:
+            self._set(slot, self._begun[slot] + weight)
             self._all_begun += weight
+        elif continues.slot != slot:
+            own = self._own(continues)
+            self._set(continues.slot, self._begun[continues.slot] - own)
+            self._set(slot, self._begun[slot] + own)
         if len(keys):
-            self._note_end(keys)
+            begun_at = now if continues is None else continues.begun_at
+            self._note_end(keys, Conversation(slot, begun_at, self._lives[slot]))
 
-    def _note_end(self, keys: BlockKeys) -> None:
+    def _note_end(self, keys: BlockKeys, conversation: Conversation) -> None:
         last = len(keys) - 1
         end, head = keys.item(last), keys.item(last - last % _STRETCH_BLOCKS)
         if self._ends.pop(end, None) is None:
             self._ends_in.setdefault(head, set()).add(end)
-        self._ends[end] = head
+        self._ends[end] = _End(head, conversation)
         if len(self._ends) > _MOST_ENDS:
             oldest = next(iter(self._ends))
-            head = self._ends.pop(oldest)
+            head = self._ends.pop(oldest).head
             self._ends_in[head].discard(oldest)
             if not self._ends_in[head]:
                 del self._ends_in[head]
 
-    def expected_tokens(self, now: float, slots: Sequence[int]) -> list[float]:
-        """Prefill that the conversations begun at each of the slots bring, beyond that of the least of them."""
+    def expected_tokens(self, now: float, slots: Sequence[int], continues: Conversation | None) -> list[float]:
+        """Prefill that the conversations at each of the slots bring, beyond that of the least of them.
+
+        Of all but the one that `continues` names: what it brings itself, it brings wherever it goes.
+        """
         if not self._all_begun:
             return [0.0] * len(slots)
-        each, begun = self._each(now), self._begun
-        least = min([begun[slot] for slot in slots])
-        return [(begun[slot] - least) * each for slot in slots]
+        each = self._each(now)
+        begun = [self._begun[slot] for slot in slots]
+        if continues is not None and continues.slot in slots:
+            begun[slots.index(continues.slot)] -= self._own(continues)
+        least = min(begun)
+        return [(own - least) * each for own in begun]
 
-    def expected_tokens_of_many(self, now: float, slots: Ints) -> Floats:
+    def expected_tokens_of_many(self, now: float, slots: Ints, continues: Conversation | None) -> Floats:
         """The same as an array."""
         if not self._all_begun:
             return np.zeros(len(slots))
         begun = self._table if len(slots) == len(self._table) else self._table.take(slots)
+        if continues is not None:
+            begun = np.where(slots == continues.slot, begun - self._own(continues), begun)
         expected: Floats = begun - begun[begun.argmin()]
         expected *= self._each(now)
         return expected
+
+    def _own(self, conversation: Conversation) -> float:
+        """What is left of the weight with which it began."""
+        weight: float = 2.0 ** ((conversation.begun_at - self._weigh_from) / _HALF_LIFE_S)
+        return min(weight, self._begun[conversation.slot])
+
+    def _set(self, slot: int, begun: float) -> None:
+        self._begun[slot] = self._table[slot] = begun
 
     def _each(self, now: float) -> float:
         """Tokens per conversation, divided by the weight in which the beginnings are kept."""

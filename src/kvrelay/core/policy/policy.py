@@ -30,7 +30,7 @@ class Row(Struct, frozen=True):
     foreign: float
     recent_tokens: float
     backlog_tokens: float  # prefill booked there and, by the learned rate, not computed yet
-    growth_tokens: float  # of a prompt that begins a conversation: what those that began there will bring
+    growth_tokens: float  # what the conversations that live there will still bring
     prefill_tokens_per_s: float  # learned
     foreign_prefill_tokens: float  # what each request that we did not book is presumed to need
     prompt_tokens: int
@@ -45,7 +45,7 @@ class Arrays(Struct, frozen=True, eq=False):
     transfer_ms: Floats | None  # estimated, for loading what is reachable and not ready; None: nothing is
     load: Floats  # one row per kind, as `Ledger.table`, one column per candidate
     backlog_tokens: Floats | None  # prefill booked there and, by the learned rate, not computed yet; None: none is
-    growth_tokens: Floats | None  # for a prompt that begins a conversation, what those begun there will bring
+    growth_tokens: Floats | None  # what the conversations that live there will still bring; None: nothing is known
     prefill_tokens_per_s: Floats  # learned rates
     foreign_prefill_tokens: float  # what each request that we did not book is presumed to need; 0: there is none
     prompt_tokens: int

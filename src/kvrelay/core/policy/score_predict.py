@@ -3,9 +3,8 @@
     queue      prefill tokens booked there and not yet computed / the worker's learned prefill rate,
                plus what requests from elsewhere are likely to need
     compute    missing tokens / rate
-    displaced  half of compute: these tokens also delay whoever comes next to the worker
-    growth     of a prompt that begins a conversation only: a share of what the conversations that began there lately
-               will still bring, see `load/growth.py`
+    displaced  the same once more: these tokens also delay whoever comes next to the worker
+    growth     what the conversations that live there will still bring, see `load/growth.py`
     transfer   loading what lies in lower tiers
     decode     interference of running generations with prefill
 
@@ -21,8 +20,9 @@ from kvrelay.core.load.ledger import FOREIGN, GENERATING
 from kvrelay.core.model.arrays import Floats
 from kvrelay.core.policy.policy import Arrays, Row
 
-_DISPLACED_SHARE = 0.5
-_GROWTH_SHARE = 1.0  # weighs even spreading against whole families; found on random orders of arrival
+# Both weigh even spreading against computing a shared prefix twice; found on random orders of arrival (decision 0011).
+_DISPLACED_SHARE = 1.0
+_GROWTH_SHARE = 1.0
 _DECODE_MS_PER_REQUEST = 1.0
 _TOLERANCE_SHARE, _TOLERANCE_MS = 0.05, 1.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvrelay.core.index.matches import FEW_SLOTS, NO_MATCH, ArrayMatches, Matches, SlotMatch, match_prompt
+from kvrelay.core.load.growth import Conversation
 from kvrelay.core.load.ledger import PREFILL, Ledger
 from kvrelay.core.load.prefill_rate import remaining_tokens
 from kvrelay.core.model.arrays import Floats, Ints
@@ -34,8 +35,8 @@ class Decider:
     ) -> Decision:
         """Choose among `slots`, which must not be empty. `session`: that of the request, if sessions are bound."""
         matches = self._match(arrived)
-        begins = policy.needs_match and matches is not None and self._begins(arrived, matches)
-        field = self._field(now, policy, arrived, slots, matches, session, grows=begins and not _promised(matches))
+        continues = self._continues(arrived, matches) if policy.needs_match and matches is not None else None
+        field = self._field(now, policy, arrived, slots, matches, session, continues)
         choice = policy.choose(now, field, self._ledger)
         target = self._fleet.at(choice.slot)
         spec = self._fleet.workers[target.id.worker.name].spec
@@ -53,7 +54,7 @@ class Decider:
             models_payload=spec.models_payload,
             index_state=target.index_state,
             matches=matches,
-            begins=begins,
+            continues=continues,
             load_version=self._ledger.version,
             targets=self._fleet.targets,
         )
@@ -77,8 +78,7 @@ class Decider:
         slots: Ints,
         matches: Matches | None,
         session: Session | None,
-        *,
-        grows: bool,
+        continues: Conversation | None,
     ) -> Field:
         few = policy.takes_rows and len(self._fleet.targets) <= FEW_SLOTS
         return Field(
@@ -88,25 +88,33 @@ class Decider:
             bound=self._bound(now, session, slots) if policy.binds_sessions else NOT_BOUND,
             has_session=arrived.session_id is not None,
             draw=arrived.draw,
-            arrays=self._arrays(now, arrived, slots, matches, grows=grows) if policy.needs_arrays and not few else None,
-            rows=self._rows(now, arrived, slots.tolist(), matches, grows=grows) if few else None,
+            arrays=self._arrays(now, arrived, slots, matches, continues) if policy.needs_arrays and not few else None,
+            rows=self._rows(now, arrived, slots.tolist(), matches, continues) if few else None,
         )
 
-    def _begins(self, arrived: RequestArrived, matches: Matches) -> bool:
-        """Whether the prompt is the first of a conversation, as far as anybody can tell."""
+    def _continues(self, arrived: RequestArrived, matches: Matches) -> Conversation | None:
+        """The conversation that the prompt goes on with, as far as anybody can tell."""
         size, keys = next(iter(arrived.prompt.keys.items()))
-        return self._ledger.growth.begins(keys, matches.best() // size)
+        return self._ledger.growth.continues(keys, matches.best() // size)
 
     def _rows(
-        self, now: float, arrived: RequestArrived, slots: list[int], matches: Matches | None, *, grows: bool
+        self,
+        now: float,
+        arrived: RequestArrived,
+        slots: list[int],
+        matches: Matches | None,
+        continues: Conversation | None,
     ) -> tuple[Row, ...]:
         ledger, rates = self._ledger, self._ledger.rates
         prompt_tokens = arrived.prompt.prompt_tokens or 0
         foreign_tokens = ledger.mean_prefill_tokens(prompt_tokens) if ledger.foreign_requests else 0.0
         block_size = self._fleet.block_sizes[0] if self._fleet.block_sizes else 1
-        ahead = ledger.growth.expected_tokens(now, slots) if grows else [0.0] * len(slots)
+        if matches is None or matches.promised():  # who comes with what is being computed waits there
+            growth = [0.0] * len(slots)
+        else:
+            growth = ledger.growth.expected_tokens(now, slots, continues)
         rows = []
-        for slot, growth_tokens in zip(slots, ahead, strict=True):
+        for slot, growth_tokens in zip(slots, growth, strict=True):
             load = ledger.slots[slot]
             match = NO_MATCH if matches is None else matches.at(slot)
             active, queued, backlog, decode_blocks, foreign = load.kinds()
@@ -132,7 +140,7 @@ class Decider:
         return tuple(rows)
 
     def _arrays(
-        self, now: float, arrived: RequestArrived, slots: Ints, matches: Matches | None, *, grows: bool
+        self, now: float, arrived: RequestArrived, slots: Ints, matches: Matches | None, continues: Conversation | None
     ) -> Arrays:
         ledger, prompt_tokens = self._ledger, arrived.prompt.prompt_tokens or 0
         load = _of(ledger.table(), slots)
@@ -148,7 +156,9 @@ class Decider:
             backlog_tokens=remaining_tokens(load[PREFILL], rates, now - _own(ledger.rates.working_since(), slots))
             if ledger.prefilling_requests or ledger.siblings.prefilling_requests
             else None,
-            growth_tokens=ledger.growth.expected_tokens_of_many(now, slots) if grows else None,
+            growth_tokens=None
+            if matches is None or matches.promised()
+            else ledger.growth.expected_tokens_of_many(now, slots, continues),
             prefill_tokens_per_s=rates,
             foreign_prefill_tokens=ledger.mean_prefill_tokens(prompt_tokens) if ledger.foreign_requests else 0.0,
             prompt_tokens=prompt_tokens,
@@ -191,11 +201,6 @@ class Decider:
         """The slot of this rank, if it is among the candidates."""
         target = None if target_id is None else self._fleet.target(target_id.worker, target_id.rank)
         return target.slot if target is not None and target.slot in slots else None
-
-
-def _promised(matches: Matches | None) -> bool:
-    """A prefix that is only being computed now: who comes with it waits there, whatever may come of it."""
-    return matches is not None and matches.promised()
 
 
 def _of(array: Floats, slots: Ints) -> Floats:

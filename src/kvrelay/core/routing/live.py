@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from kvrelay.core.index.matches import Matches
+from kvrelay.core.load.growth import Conversation
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.ids import TargetId
 from kvrelay.core.model.units import Fault, IndexState, RouteReason
@@ -29,7 +30,7 @@ class Decision(Struct, frozen=True, eq=False):
     chosen_load: tuple[int, ...]  # as `ledger.KINDS`
     chosen_rate: float  # learned prefill tokens per second
     claimed_tokens: int  # what the chosen worker was believed to be able to reuse, from all tiers
-    begins: bool  # the prompt was the first of a conversation
+    continues: Conversation | None  # None: the prompt was the first of a conversation, as far as anybody can tell
     load_version: int
     targets: list[Target | None]  # by slot, as the fleet was
 

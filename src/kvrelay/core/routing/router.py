@@ -361,7 +361,7 @@ class Router:
                 keys,
                 matched_tokens=decision.claimed_tokens,
                 prefill_tokens=max(0, prompt_tokens - decision.claimed_tokens),
-                begins=decision.begins,
+                continues=decision.continues,
             )
         if keys is not None and _worth_noting(len(keys), decision.claimed_tokens // block_size):
             self._keeper.in_flight.add(live.arrived.request_id, decision.slot, keys)
