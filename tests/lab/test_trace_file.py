@@ -36,3 +36,13 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, found: str) -> 
 
     with pytest.raises(TraceError, match=found):
         read_trace(path)
+
+
+def test_presets_are_named_like_files() -> None:
+    smoke = read_trace(Path("preset:prefix_repetition"))
+
+    assert (smoke.name, smoke.format, smoke.trace.requests) == ("preset:prefix_repetition", "preset", 100)
+    assert smoke.preset is not None and smoke.preset.max_in_flight == 4
+    assert smoke.sha256 == read_trace(Path("preset:prefix_repetition")).sha256
+    with pytest.raises(TraceError, match=r"unknown preset `agent`; one of .*preset:agents"):
+        read_trace(Path("preset:agent"))

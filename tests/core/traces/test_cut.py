@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrelay.core.traces.cut import CutRule, cut
+from kvrelay.core.traces.cut import CutCounts, CutRule, cut
 from kvrelay.core.traces.trace import SESSION_SCOPE, Session, Trace, Turn
 
 
@@ -71,3 +72,35 @@ def test_retained_and_excluded_add_up(
     )
     assert counts.received == sum(map(len, inputs)) == counts.retained + reasons
     assert result.trace.requests == counts.retained <= requests
+
+
+def family(number: int) -> list[Session]:
+    """Ten turns and a sub-agent."""
+    turns = tuple(Turn(10.0 * n, 0.0, tuple(range(n + 1)), 64 * (n + 1), 8) for n in range(10))
+    name = f"s{number}"
+    helper = Session(f"{name}/helper", name, turns[:2], number * 100.0 + 5, name)
+    return [Session(name, name, turns, number * 100.0), helper]
+
+
+@pytest.mark.covers("BM-14", "BM-16", "S45")
+def test_a_sample_keeps_whole_sessions_without_the_turns_that_do_not_fit_or_follow_one() -> None:
+    sessions = [session for number in range(50) for session in family(number)]
+    trace = Trace(64, SESSION_SCOPE, tuple(sessions))
+    rule = CutRule(max_context_tokens=64 * 8 + 8, sample_share=0.1, sample_seed=7)
+
+    first, again = cut(trace, rule), cut(trace, rule)
+    other = cut(trace, CutRule(max_context_tokens=64 * 8 + 8, sample_share=0.1, sample_seed=8))
+
+    assert first == again and first.trace != other.trace
+    assert len(first.trace.sessions) == 10
+    for session in first.trace.sessions:
+        assert len(session.turns) == (2 if session.parent_id else 8)
+        assert session.parent_id is None or session.parent_id in {s.session_id for s in first.trace.sessions}
+    assert first.counts == CutCounts(
+        received=600, retained=50, over_long=50, after_over_long=50, session_not_sampled=45 * 10
+    )
+    assert first.trace.label == "filtered synthetic subset"
+    assert cut(trace, CutRule()).trace == trace
+    labelled = cut(Trace(64, SESSION_SCOPE, tuple(sessions), label="agents"), CutRule(max_requests=3)).trace
+    assert labelled.label == "agents, filtered synthetic subset"
+    assert cut(labelled, CutRule(max_requests=2)).trace.label == labelled.label

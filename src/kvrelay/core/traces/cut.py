@@ -6,10 +6,15 @@ What is left out is counted with its reason, so that retained and excluded alway
 from __future__ import annotations
 
 import hashlib
+from math import ceil
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from kvrelay.core.traces.trace import Session, Trace
+from kvrelay.core.traces.trace import Session, Trace, root_of
+
+FILTERED_LABEL = "filtered synthetic subset"
+"""What a trace is called from which anything was left out: its figures are not those of the original load."""
 
 
 class CutRule(Struct, frozen=True):
@@ -21,6 +26,7 @@ class CutRule(Struct, frozen=True):
     max_sessions: int | None = None
     sample_seed: int | None = None  # None: the first sessions of the file; else a reproducible draw
     max_requests: int | None = None
+    sample_share: float | None = None  # of all sessions, drawn by the seed (0 without one); before `max_sessions`
 
 
 class CutCounts(Struct, frozen=True):
@@ -58,7 +64,13 @@ def cut(trace: Trace, rule: CutRule) -> Cut:
     counts = CutCounts(**lost)
     left_out = sum(lost.values()) - counts.received - counts.retained
     assert left_out == counts.excluded, (left_out, counts)
-    return Cut(Trace(trace.block_size_tokens, trace.hash_scope, tuple(kept)), counts)
+    return Cut(replace(trace, sessions=tuple(kept), label=_label(trace, counts)), counts)
+
+
+def _label(trace: Trace, counts: CutCounts) -> str:
+    if not counts.excluded or FILTERED_LABEL in trace.label:
+        return trace.label
+    return f"{trace.label}, {FILTERED_LABEL}" if trace.label else FILTERED_LABEL
 
 
 def _shorten(session: Session, rule: CutRule, lost: dict[str, int]) -> Session:
@@ -83,17 +95,28 @@ def _drop(before: list[Session], after: list[Session], lost: dict[str, int]) -> 
 
 
 def _sample(sessions: list[Session], rule: CutRule) -> list[Session]:
+    if rule.sample_share is not None:
+        sessions = _share(sessions, rule.sample_share, rule.sample_seed or 0)
     if rule.max_sessions is None or rule.max_sessions >= len(sessions):
         return sessions
     if rule.sample_seed is None:
         return sessions[: rule.max_sessions]
-    drawn = sorted(sessions, key=lambda session: _draw(rule.sample_seed, session))[: rule.max_sessions]
+    drawn = sorted(sessions, key=lambda session: _draw(rule.sample_seed, session.session_id))[: rule.max_sessions]
     names = {session.session_id for session in drawn}
     return [session for session in sessions if session.session_id in names]
 
 
-def _draw(seed: int | None, session: Session) -> bytes:
-    return hashlib.blake2b(f"{seed}\0{session.session_id}".encode(), digest_size=8).digest()
+def _share(sessions: list[Session], share: float, seed: int) -> list[Session]:
+    """Whole families: who started whom stays together, as sub-agents read what their parents had computed."""
+    parents = {session.session_id: session.parent_id for session in sessions}
+    roots = {name: root_of(name, parents) for name in parents}
+    families = list(dict.fromkeys(roots.values()))
+    drawn = set(sorted(families, key=lambda family: _draw(seed, family))[: ceil(len(families) * share)])
+    return [session for session in sessions if roots[session.session_id] in drawn]
+
+
+def _draw(seed: int | None, name: str) -> bytes:
+    return hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
 
 
 def _limit(sessions: list[Session], max_requests: int | None) -> list[Session]:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from kvrelay.core.traces.trace import Session, Trace, arrivals
+from kvrelay.core.traces.trace import Trace, arrivals, root_of
 
 TailRule = Literal["listed", "full"]
 
@@ -124,13 +124,6 @@ def add_up(requests: list[Request], *, tail_rule: TailRule) -> Reuse:
 
 
 def _families(trace: Trace) -> dict[str, str]:
-    """A session and everything that it started, directly or not, by the name of the first of them."""
+    """The name of everybody's family: of the session that started all of it."""
     parents = {session.session_id: session.parent_id for session in trace.sessions}
-    return {session.session_id: _root(session, parents) for session in trace.sessions}
-
-
-def _root(session: Session, parents: dict[str, str | None]) -> str:
-    name, parent = session.session_id, session.parent_id
-    while parent is not None and parent in parents and parent != session.session_id:
-        name, parent = parent, parents[parent]
-    return name if parent is None else parent
+    return {name: root_of(name, parents) for name in parents}

@@ -6,6 +6,8 @@ their ids agree *within one scope*: the same id in two scopes names two differen
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
 # A session (or a trace with its sub-agents) has its own ids, or one numbering serves the whole file, or there are none.
@@ -96,3 +98,11 @@ def arrivals(trace: Trace) -> list[Arrival]:
     """By time; of equal times the earlier session (and turn) of the file first."""
     flat = [Arrival(s.start_ms + turn.due_ms, s, turn) for s in trace.sessions for turn in s.turns]
     return sorted(flat, key=lambda arrival: arrival.at_ms)
+
+
+def root_of(session_id: str, parents: Mapping[str, str | None]) -> str:
+    """The session at the top of a family of sub-agents; a parent that is not in `parents` any more counts, too."""
+    name, parent = session_id, parents.get(session_id)
+    while parent is not None and parent != session_id:
+        name, parent = parent, parents.get(parent)
+    return name

@@ -1,4 +1,4 @@
-"""Reads a trace from a file, plain or gzip, in whichever known format it has."""
+"""Reads a trace from a file, plain or gzip, in whichever known format it has; or makes one that `preset:NAME` names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from kvrelay.core.traces.formats import native
 from kvrelay.core.traces.formats.options import ImportOptions
 from kvrelay.core.traces.formats.registry import FORMATS, format_of
+from kvrelay.core.traces.presets import PREFIX, PRESETS, Preset, preset
 from kvrelay.core.traces.trace import Trace, TraceError
 
 BUNDLED = "agent_sessions.jsonl.gz"
@@ -23,8 +25,9 @@ class TraceFile(Struct, frozen=True):
 
     name: str
     sha256: str
-    format: str  # a name of `core/traces/formats/registry.py`
+    format: str  # a name of `core/traces/formats/registry.py`, or `preset`
     trace: Trace
+    preset: Preset | None = None
 
 
 def bundled_trace() -> TraceFile:
@@ -36,8 +39,10 @@ def bundled_trace() -> TraceFile:
 def read_trace(path: Path, options: ImportOptions = ImportOptions(), *, kind: str | None = None) -> TraceFile:
     """Raises OSError when the file cannot be read, TraceError when it is no trace, NotTold when it does not say all.
 
-    `kind` is the name of a format; without it the first line decides.
+    `kind` is the name of a format; without it the first line decides. A path `preset:NAME` names no file.
     """
+    if str(path).startswith(PREFIX):
+        return _made(str(path))
     packed = path.read_bytes()
     plain = _unpack(packed) if packed[:2] == b"\x1f\x8b" else packed
     lines = plain.splitlines()
@@ -45,6 +50,15 @@ def read_trace(path: Path, options: ImportOptions = ImportOptions(), *, kind: st
         kind = format_of(next((line for line in lines if line.strip()), b""))
     trace = FORMATS[kind].read(lines, options)
     return TraceFile(path.name, hashlib.sha256(plain).hexdigest(), kind, trace)
+
+
+def _made(name: str) -> TraceFile:
+    wanted = name.removeprefix(PREFIX)
+    if wanted not in PRESETS:
+        raise TraceError(1, f"unknown preset `{wanted}`", "one of " + ", ".join(f"{PREFIX}{one}" for one in PRESETS))
+    made = preset(wanted)
+    plain = b"\n".join(native.write(made.trace).lines)
+    return TraceFile(name, hashlib.sha256(plain).hexdigest(), "preset", made.trace, made)
 
 
 def _unpack(packed: bytes) -> bytes:
