@@ -22,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    help="Show, explain and check the configuration: show, explain, schema.",
+    help="Show, explain and check the configuration: show, explain, schema, explain-lmcache.",
 )
 
 CONFIG_FILE = typer.Option(None, "-c", "--config", metavar="FILE", help="Configuration file (default: kvrelay.toml).")
@@ -79,6 +79,53 @@ def explain(
 def schema() -> None:
     """Print the JSON schema of the configuration file."""
     sys.stdout.write(json.dumps(Config.model_json_schema(), indent=2) + "\n")
+
+
+@app.command(
+    "explain-lmcache",
+    short_help="Read an LMCache configuration: what each field becomes here, or why it is refused.",
+    epilog="Example: kvrelay config explain-lmcache lmcache.yaml --host-memory 128 --engine-memory 24",
+)
+def explain_lmcache(
+    file: Path = typer.Argument(..., help="LMCache's YAML file."),
+    host_memory: float | None = typer.Option(None, "--host-memory", metavar="GIB", help="Default: this machine's."),
+    engine_memory: float = typer.Option(
+        8.0, "--engine-memory", metavar="GIB", min=0, help="Host memory of one engine process without any cache."
+    ),
+    buffer: float | None = typer.Option(
+        None, "--buffer", metavar="GIB", min=0, help="To be left free. Default: a tenth of the host's memory."
+    ),
+    workers: int = typer.Option(1, "--workers", min=1, help="Engine processes on the host."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON on stdout."),
+) -> None:
+    """Explain an LMCache configuration field by field and print it as a [store] section.
+
+    Exit 2 when a field is refused: unknown, dangerous for the machine, or something that is not done here.
+    """
+    from kvrelay.cli import lmcache_page
+    from kvrelay.cli.messages import lmcache as wording
+    from kvrelay.edge.connectors.lmcache.reader import Unreadable, read, read_file
+    from kvrelay.edge.connectors.lmcache.verdict import Host
+    from kvrelay.edge.doctor.machine import memory_bytes
+
+    if host_memory is None:
+        found = memory_bytes()
+        if found is None:
+            messages.fail(wording.no_host_memory())
+        host_memory = found / 2**30
+    host = Host(
+        memory_gib=host_memory,
+        engine_gib=engine_memory,
+        buffer_gib=host_memory / 10 if buffer is None else buffer,
+        workers=workers,
+    )
+    try:
+        reading = read(read_file(file), host)
+    except (Unreadable, OSError) as fault:
+        messages.fail(wording.unreadable(str(file), fault))
+    sys.stdout.write(lmcache_page.as_json(reading) if as_json else lmcache_page.as_text(reading))
+    if reading.refused:
+        messages.fail(wording.refused(str(file), reading.refused))
 
 
 def _is_within(dotted: str, wanted: str | None) -> bool:

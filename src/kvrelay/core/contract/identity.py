@@ -30,10 +30,18 @@ class Namespace(Struct, frozen=True):
 
 
 def block_identities(
-    namespace: Namespace, token_ids: TokenIds, block_size_tokens: int, *, media: Sequence[str | None] | None = None
+    namespace: Namespace,
+    token_ids: TokenIds,
+    block_size_tokens: int,
+    *,
+    media: Sequence[str | None] | None = None,
+    parent: bytes | None = None,
 ) -> tuple[bytes, ...]:
-    """One 32-byte identity per full block, each naming the whole chain up to it."""
-    parent = _root(namespace, block_size_tokens)
+    """One 32-byte identity per full block, each naming the whole chain up to it.
+
+    `parent`: the identity of the block before these tokens, for a chain that grows; None: they begin the chain.
+    """
+    parent = _root(namespace, block_size_tokens) if parent is None else parent
     tokens = np.ascontiguousarray(token_ids, dtype="<u4")
     identities: list[bytes] = []
     for i in range(len(tokens) // block_size_tokens):

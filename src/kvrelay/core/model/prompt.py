@@ -39,8 +39,12 @@ class Usage(Struct, frozen=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
+    remote_outcome: str | None = None  # what came of KV that was to be loaded; `none`: nothing was to be
+    remote_reason: str | None = None
+    remote_loaded_tokens: int | None = None
     remote_bytes_read: int | None = None
     remote_path_ms: Mapping[str, float] | None = None
+    contract_differs: tuple[str, ...] = ()
 
 
 class Tenant(Struct, frozen=True):

@@ -93,7 +93,11 @@ class Receipt(Struct, frozen=True, kw_only=True):
     attempts: tuple[Attempt, ...] = ()
     actual_local_hits: int | None = None  # blocks
     actual_cached_tokens: int | None = None
+    remote_outcome: str | None = None  # `hit`, `none` (nothing was to be loaded), or what was wrong with it
+    remote_reason: str | None = None  # why nothing was loaded, or not all
+    remote_loaded_tokens: int | None = None  # of `actual_cached_tokens`: verified and used, not what was planned
     remote_bytes_read: int | None = None
+    contract_differs: tuple[str, ...] = ()  # fields in which others that use the same store differ from this worker
     remote_path_ms: Mapping[str, float] = field(default_factory=dict)
     gate_loss_tokens: GateLoss | None = None
     arrived_ms: float | None = None  # host's monotonic clock

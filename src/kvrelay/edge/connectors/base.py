@@ -118,6 +118,10 @@ class Connector(Protocol):
         """Token counts from the last bytes of a stream, which may begin in the middle of an event."""
         ...
 
+    def with_kv_report(self, usage: Usage, report: bytes) -> Usage:
+        """`usage` with what the worker's KV connector reported of the same request."""
+        ...
+
     async def reset(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
         """Asks the worker to drop its prefix cache, which it has done when this returns.
 

@@ -77,6 +77,9 @@ class OpenAiConnector:
     def usage_from_sse(self, tail: bytes) -> Usage:
         return usage.usage_from_sse(tail)
 
+    def with_kv_report(self, usage: Usage, report: bytes) -> Usage:
+        return usage
+
     async def reset(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
         raise WorkerAnswerUnusable("this kind of worker cannot be told to drop its cache")
 

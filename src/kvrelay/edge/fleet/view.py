@@ -50,3 +50,4 @@ class Upstream(Struct, frozen=True):
     headers: Mapping[str, str]  # holds the worker's key: never log it
     connector: Connector
     tls: ssl.SSLContext | None = None  # None: plain HTTP
+    kv_report: str | None = None  # where its KV connector tells what a request really loaded

@@ -98,7 +98,7 @@ class WorkerWatch:
             return
         self._access = access
         if self.upstream is not None:
-            self.upstream = Upstream(self.upstream.url, access.headers, self.upstream.connector, access.tls)
+            self.upstream = msgspec.structs.replace(self.upstream, headers=access.headers, tls=access.tls)
 
     def halt(self) -> None:
         """Nothing is fed after this; what still runs is on its way out."""
@@ -188,7 +188,9 @@ class WorkerWatch:
         worker = WorkerId(self.config.name, self._incarnation(description))
         is_new = worker != self._worker
         self._worker, self._description = worker, description
-        self.upstream = self.upstream or Upstream(self.config.url, self._access.headers, connector, self._access.tls)
+        if self.upstream is None:
+            access = self._access
+            self.upstream = Upstream(self.config.url, access.headers, connector, access.tls, self.config.kv_report)
         self._events.attach(worker, connector, description.sources, tells_lives=self._tells_lives)
         if is_new:
             self._silence, self._events_problem_said = EventSilence(), None

@@ -121,6 +121,7 @@ class Route(Struct, frozen=True):
     worker_header: Header
     connector: Connector
     learned: Learned
+    kv_report: Origin | None = None
 
 
 def make_route(name: str, upstream: Upstream) -> Route:
@@ -136,6 +137,7 @@ def make_route(name: str, upstream: Upstream) -> Route:
         worker_header=(b"x-kvrelay-worker", name.encode("latin-1")),
         connector=upstream.connector,
         learned=Learned(counts_unasked=upstream.connector.counts_streams),
+        kv_report=None if upstream.kv_report is None else Origin(*host_and_port(upstream.kv_report)),
     )
 
 

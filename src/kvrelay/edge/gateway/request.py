@@ -53,6 +53,7 @@ from kvrelay.edge.gateway.heads import (
     worker_request,
 )
 from kvrelay.edge.gateway.host import RouterHost
+from kvrelay.edge.gateway.kv_report import KvReportQuestion
 from kvrelay.edge.gateway.migration import StreamFollower, follow
 from kvrelay.edge.gateway.openai import RequestBody, Unscored, read_body, with_salt
 from kvrelay.edge.gateway.scoring import prompt_at_once, prompt_in_time
@@ -496,9 +497,21 @@ class ClientRequest:
         elif rest:
             self._exchange.write(rest)
         self._exchange.finish(self._trailers)
+        assert self._route is not None
+        if self._watch is None or self._route.kv_report is None:
+            self._finish(None)
+        else:
+            self.deadline_s = math.inf
+            KvReportQuestion(self._finish).ask(self._around.pool, self._route.kv_report, self._request_id)
+
+    def _finish(self, kv_report: bytes | None) -> None:
         gaps_ms = () if self._watch is None else tuple(self._watch.gaps_ms)
         given_up = self._watch is not None and gave_up(self._watch.tail())
-        self._around.host.feed(RequestFinished(self._request_id, self._status, self._usage(), gaps_ms, given_up))
+        usage = self._usage()
+        if kv_report is not None:
+            assert self._route is not None
+            usage = self._route.connector.with_kv_report(usage, kv_report)
+        self._around.host.feed(RequestFinished(self._request_id, self._status, usage, gaps_ms, given_up))
 
     def on_error(self, fault: Fault, detail: str) -> None:
         self._call = None

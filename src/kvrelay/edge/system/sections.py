@@ -266,6 +266,11 @@ class WorkerConfig(Section):
         "Where `kvrelay agent` beside the worker publishes its heartbeat.",
         "Set: a late start, a lost tail and a gap beyond the replay are mended by the agent's snapshot.",
     )
+    kv_report: Annotated[str | None, BeforeValidator(_worker_url)] = key(
+        None,
+        "Where the kvrelay KV connector in this worker answers (its setting `report`), as http://HOST:PORT.",
+        "Unset: receipts of streamed requests do not know what was loaded from the store; others do.",
+    )
     block_size: int | None = key(
         None,
         "Tokens per block of its prefix cache, for workers that do not say it.",

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import aiohttp
 from msgspec import Struct
 
+from kvrelay.core.model.prompt import Usage
 from kvrelay.edge.connectors import ask
 from kvrelay.edge.connectors.base import DecodedBatch, Description, Scrape, WorkerAnswerUnusable
 from kvrelay.edge.connectors.metrics_page import Page
 from kvrelay.edge.connectors.openai import EngineConnector
-from kvrelay.edge.connectors.vllm import describe, events, metrics_map
+from kvrelay.edge.connectors.vllm import describe, events, kv_report, metrics_map
 from kvrelay.edge.system.urls import join_url
 
 
@@ -37,6 +38,12 @@ class VllmConnector(EngineConnector):
 
     def decode_events(self, payload: bytes) -> DecodedBatch:
         return events.decode_batch(payload)
+
+    def usage_from_body(self, body: bytes) -> Usage:
+        return kv_report.with_report_in_body(super().usage_from_body(body), body)
+
+    def with_kv_report(self, usage: Usage, report: bytes) -> Usage:
+        return kv_report.with_report(usage, report)
 
     async def reset(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
         """Only servers started with VLLM_SERVER_DEV_MODE=1 have the path; the event follows with the next step."""
