@@ -41,6 +41,13 @@ class AdminClient:
         except msgspec.DecodeError as error:
             raise AdminUnavailable(f"{self.url}{path} answered something else: {error}") from error
 
+    def metrics(self) -> str:
+        """The metrics page."""
+        body = self._get("/metrics")
+        if body is None:
+            raise AdminUnavailable(f"{self.url}/metrics answered 404: that is no admin port of a gateway")
+        return body.decode("utf-8", "replace")
+
     def receipt(self, request_id: str) -> Receipt | None:
         path = f"/admin/receipts/{urllib.parse.quote(request_id, safe='')}"
         body = self._get(path)

@@ -49,6 +49,15 @@ def doctor(
         bool,
         typer.Option(help="Send two small requests of made-up token ids to each worker, and watch what comes of them."),
     ] = True,
+    watch: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            max=3600,
+            help="With --router: judge the traffic of so long; 0: all since it began.",
+        ),
+    ] = 0.0,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as failures.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print {verdict, counts, findings} as JSON.")] = False,
 ) -> None:
@@ -60,7 +69,9 @@ def doctor(
     if not config.workers and router is None:
         messages.fail(messages.nothing_to_examine())
     messages.say(messages.examining(len(config.workers), router, probes=probe))
-    wanted = Wanted(config=config, router_url=router, admin_token_file=admin_token_file, sends_probes=probe)
+    wanted = Wanted(
+        config=config, router_url=router, admin_token_file=admin_token_file, sends_probes=probe, watch_s=watch
+    )
     facts = asyncio.run(collect(wanted))
     findings = examine(facts, RULES)
     verdict = overall(findings)

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chaos": ("kvrelay.cli.chaos", "Put faults on the wire between a worker and the gateway."),
     "doctor": ("kvrelay.cli.doctor", "Examine a fleet: what is wrong with it, why, and what to do."),
     "receipts": ("kvrelay.cli.receipts", "Read route receipts: tail, explain, reconcile."),
+    "dashboard": ("kvrelay.cli.dashboard", "Print the Grafana dashboard, alert rules, table of metrics, runbook."),
     "scrape-map": ("kvrelay.cli.scrape_map", "List how a worker's metrics page is understood."),
     "config": ("kvrelay.cli.config", "Show, explain and check the configuration."),
     "tune": ("kvrelay.cli.tune", "Sweep policy weights against an SLO stated beforehand."),

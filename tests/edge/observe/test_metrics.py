@@ -78,6 +78,8 @@ def test_what_a_receipt_does_not_know_moves_nothing() -> None:
             itl_ms=(),
             e2e_ms=None,
             decision_us=None,
+            prompt_tokens=None,
+            completion_tokens=None,
             spilled_from=None,
             status=Status.REFUSED,
         )

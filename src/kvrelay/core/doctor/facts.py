@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from kvrelay.core.doctor.window import Window
+
 
 class SourceFacts(Struct, frozen=True, kw_only=True):
     """Where one rank of a worker is expected to publish, and what came from there."""
@@ -124,3 +126,4 @@ class Facts(Struct, frozen=True, kw_only=True):
     router: RouterFacts | None = None  # None: no gateway was named
     host: HostFacts = HostFacts()
     probed: bool = True
+    window: Window | None = None  # traffic of a running gateway; None: no gateway was watched

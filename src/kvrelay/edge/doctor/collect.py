@@ -56,6 +56,7 @@ class Wanted(Struct, frozen=True):
     router_url: str | None = None
     admin_token_file: Path | None = None
     sends_probes: bool = True
+    watch_s: float = 0.0  # of the gateway's traffic; 0: all since it began
 
 
 async def collect(wanted: Wanted) -> Facts:
@@ -63,11 +64,11 @@ async def collect(wanted: Wanted) -> Facts:
     timeout = aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        router = None
+        router = window = None
         workers = wanted.config.workers
         if wanted.router_url is not None:
-            seen = await gateway.look_at(session, wanted.router_url, wanted.admin_token_file)
-            router = seen.facts
+            seen = await gateway.look_at(session, wanted.router_url, wanted.admin_token_file, watch_s=wanted.watch_s)
+            router, window = seen.facts, seen.window
             known = {worker.name for worker in workers} | {worker.url for worker in workers}
             more = [WorkerConfig(url=url, name=name) for name, url in seen.workers.items()]
             workers = (*workers, *(worker for worker in more if not {worker.name, worker.url} & known))
@@ -90,6 +91,7 @@ async def collect(wanted: Wanted) -> Facts:
             store_tiers=len(wanted.config.store.tiers),
         ),
         probed=wanted.sends_probes,
+        window=window,
     )
 
 

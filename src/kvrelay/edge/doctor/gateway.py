@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,10 +10,14 @@ import aiohttp
 from msgspec import Struct
 
 from kvrelay.core.doctor.facts import RouterFacts, RouterWorkerFacts
+from kvrelay.core.doctor.window import Window
 from kvrelay.core.routing.status import WorkerStatus
 from kvrelay.edge.connectors import ask
 from kvrelay.edge.connectors.base import WorkerAnswerUnusable, WorkerUnreachable
 from kvrelay.edge.fleet.static import worker_headers
+from kvrelay.edge.observe.readings import Readings, Span, read_page
+from kvrelay.edge.observe.windows import window
+from kvrelay.edge.system.clock import monotonic_s, wall_s
 
 _WORST_FIRST = ("unusable", "incomplete", "approximate", "live")
 
@@ -38,10 +43,13 @@ class _Workers(Struct):
 class Gateway(Struct, frozen=True):
     facts: RouterFacts
     workers: Mapping[str, str]  # name -> URL
+    window: Window | None = None  # its traffic; None: no page of metrics was to be had
 
 
-async def look_at(session: aiohttp.ClientSession, url: str, token_file: Path | None) -> Gateway:
-    """Never raises for what the gateway does."""
+async def look_at(
+    session: aiohttp.ClientSession, url: str, token_file: Path | None, *, watch_s: float = 0.0
+) -> Gateway:
+    """Never raises for what the gateway does. `watch_s`: how long its traffic is watched; 0: all since it began."""
     url = (url if "://" in url else f"http://{url}").rstrip("/")
     try:
         headers = worker_headers(token_file)  # a bearer token as well
@@ -55,7 +63,26 @@ async def look_at(session: aiohttp.ClientSession, url: str, token_file: Path | N
         index_problem=status.index_problem,
         workers=tuple(_worker(worker) for worker in workers),
     )
-    return Gateway(facts, {worker.name: worker.url for worker in workers})
+    window = await _watched(session, url, headers, watch_s)
+    return Gateway(facts, {worker.name: worker.url for worker in workers}, window)
+
+
+async def _watched(
+    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], watch_s: float
+) -> Window | None:
+    try:
+        before = None
+        if watch_s:
+            before = await _reading(session, url, headers)
+            await asyncio.sleep(watch_s)
+        return window(Span(before, await _reading(session, url, headers)), now_s=wall_s())
+    except (WorkerUnreachable, WorkerAnswerUnusable, ValueError):
+        return None
+
+
+async def _reading(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Readings:
+    page = await ask.get(session, f"{url}/metrics", headers)
+    return read_page(page.body.decode("utf-8", "replace"), monotonic_s())
 
 
 def _worker(worker: _Worker) -> RouterWorkerFacts:

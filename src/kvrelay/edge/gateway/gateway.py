@@ -41,7 +41,7 @@ from kvrelay.edge.gateway.safety import UnsafeListener, refuse_unsafe_listeners
 from kvrelay.edge.http.client import CallTimeouts, UpstreamPool
 from kvrelay.edge.http.limits import HttpLimits
 from kvrelay.edge.http.server import HttpServer, start_server
-from kvrelay.edge.observe.fleet_gauges import Costs, costs_of
+from kvrelay.edge.observe.fleet_gauges import costs_of
 from kvrelay.edge.observe.metrics import Metrics
 from kvrelay.edge.observe.receipt_log import LineWriter, ReceiptLog, receipt_file
 from kvrelay.edge.observe.task_counts import MAX_OPEN_TASKS, TaskCounts
@@ -261,7 +261,7 @@ class Gateway:
         workers = None if self._place is None else self._place.workers
         self.fleet = Fleet(config, feed=self._hear, clock=monotonic_s, observer=self.metrics, workers=workers)
         self.metrics.bind(self.status, lambda: [view.name for view in self.fleet.views()])
-        self.metrics.bind_fleet(self.fleet.views, self.status, self._costs)
+        self.metrics.bind_fleet(self.fleet.views, lambda: costs_of(self.config))
         self.tokens = self._tokens()
         self._pool = UpstreamPool()
         self._port = DataPort(
@@ -347,9 +347,6 @@ class Gateway:
             self.metrics.worker_joined(event.worker.name, wall_s())
             if self._parity is not None:
                 self._spawn(self._parity.check(event.worker.name))
-
-    def _costs(self) -> Costs:
-        return costs_of(self.config)
 
     def _replay(self, effect: RequestReplay) -> None:
         self.fleet.replay(effect)  # host and fleet need each other; the fleet is made second

@@ -39,9 +39,7 @@ def costs_of(config: Config) -> Costs:
     return Costs(known, config.observe.gpu_hour_price)
 
 
-def fleet_gauges(
-    views: Iterable[WorkerView], costs: Costs, joined_s: Mapping[str, float], up: Mapping[str, bool]
-) -> Iterator[Metric]:
+def fleet_gauges(views: Iterable[WorkerView], costs: Costs, joined_s: Mapping[str, float]) -> Iterator[Metric]:
     scrapes = {view.name: view.last_scrape for view in views if view.worker is not None}
     known = {name: scrape for name, scrape in scrapes.items() if scrape is not None}
     yield gauge("kvrelay_reported_cached_tokens", _by_tier(known))
@@ -49,7 +47,7 @@ def fleet_gauges(
         yield gauge(f"kvrelay_reported_{source}", _totals(known, source))
     yield gauge("kvrelay_source_available", _availability(scrapes))
     yield gauge("kvrelay_worker_joined_timestamp_seconds", [((name,), at_s) for name, at_s in joined_s.items()])
-    yield gauge("kvrelay_worker_gpus", [((name,), gpus) for name, gpus in costs.gpus.items() if up.get(name)])
+    yield gauge("kvrelay_worker_gpus", [((name,), gpus) for name, gpus in costs.gpus.items()])
     price = costs.gpu_hour_price
     yield gauge("kvrelay_gpu_hour_price", [] if price is None else [((), price)])
 

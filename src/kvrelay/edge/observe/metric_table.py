@@ -87,6 +87,8 @@ _ALL = (
     ),
     # --- cache effect
     _counter("kvrelay_eligible_tokens_total", "tokens", "Prompt tokens that could have been cached.", Row.CACHE),
+    _counter("kvrelay_prompt_tokens_total", "tokens", "Tokens of prompts, as counted.", Row.CACHE),
+    _counter("kvrelay_completion_tokens_total", "tokens", "Tokens of answers, as counted.", Row.LOAD),
     _counter(
         "kvrelay_claimed_tokens_total",
         "tokens",
@@ -274,6 +276,14 @@ _ALL = (
     _histogram(
         "kvrelay_store_seconds", "Time of operations on a tier of the store.", Row.TRANSFER, ("tier", "op"), "store"
     ),
+    _gauge(
+        "kvrelay_store_breaker_open",
+        "boolean",
+        "1 while a tier of the store is out of use.",
+        Row.TRANSFER,
+        ("tier",),
+        "store",
+    ),
     # --- task result
     _counter("kvrelay_retries_total", "attempts", "Attempts after the first one of a request.", Row.TASK),
     _counter(
@@ -292,11 +302,10 @@ _ALL = (
     _gauge(
         "kvrelay_worker_gpus",
         "GPUs",
-        "GPUs of the worker, as configured (workers.gpus), while it is up; absent where not configured.",
+        "GPUs of the worker, as configured (workers.gpus), up or not, for both cost; else absent.",
         Row.TASK,
         _W,
         "configuration",
-        "min",
     ),
     _gauge(
         "kvrelay_gpu_hour_price",

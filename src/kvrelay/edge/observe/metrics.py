@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kvrelay.core.model.effects import Report
+from kvrelay.core.model.units import FallbackReason, RouteReason
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.core.receipts.tasks import TaskLedger
 from kvrelay.core.routing.status import RouterStatus
@@ -69,6 +70,8 @@ class Metrics(Collector):
         self.claimed = Counter("kvrelay_claimed_tokens_total")
         self.stale_claims = Counter("kvrelay_stale_claim_tokens_total")
         self.actual = Counter("kvrelay_actual_cached_tokens_total")
+        self.prompt_tokens = Counter("kvrelay_prompt_tokens_total")
+        self.completion_tokens = Counter("kvrelay_completion_tokens_total")
         self.eligible = Counter("kvrelay_eligible_tokens_total")
         self.unaccounted = Counter("kvrelay_unaccounted_eligible_tokens_total")
         self.gate_loss = Counter("kvrelay_gate_loss_tokens_total")
@@ -94,8 +97,13 @@ class Metrics(Collector):
         self._joined_s: dict[str, float] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
-        for gate in GATES:
-            self.gate_loss.add((gate,), 0)
+        for counter_of, words in (
+            (self.gate_loss, GATES),
+            (self.routed, RouteReason),
+            (self.fallbacks, FallbackReason),
+        ):
+            for word in words:
+                counter_of.add((str(word),), 0)  # nothing happened yet, which is known
 
     # --- where the rest of the page is read at each scrape -----------------------------------------------------------
 
@@ -103,19 +111,9 @@ class Metrics(Collector):
         """Gauges: from the router, and the names of all workers of the fleet."""
         self._read.append(lambda: gauges(status(), workers()))
 
-    def bind_fleet(
-        self,
-        views: Callable[[], Iterable[WorkerView]],
-        status: Callable[[], RouterStatus],
-        costs: Callable[[], Costs] = Costs,
-    ) -> None:
+    def bind_fleet(self, views: Callable[[], Iterable[WorkerView]], costs: Callable[[], Costs]) -> None:
         """What workers say on their own pages, and what they cost."""
-
-        def read() -> Iterable[Metric]:
-            up = {worker.name: worker.up for worker in status().workers}
-            return fleet_gauges(views(), costs(), self._joined_s, up)
-
-        self._read.append(read)
+        self._read.append(lambda: fleet_gauges(views(), costs(), self._joined_s))
 
     def bind_tokens(self, lookups: Callable[[], tuple[int, int]]) -> None:
         """Hits and misses of the segment cache; without it the page does not have them."""
@@ -216,6 +214,10 @@ class Metrics(Collector):
             for gate, tokens in zip(GATES, (loss.prefix, loss.route, loss.residency, loss.transfer), strict=True):
                 if tokens:
                     self.gate_loss.add((gate,), tokens)
+        if receipt.prompt_tokens is not None:
+            self.prompt_tokens.add((), receipt.prompt_tokens)
+        if receipt.completion_tokens is not None:
+            self.completion_tokens.add((), receipt.completion_tokens)
         if receipt.remote_bytes_read is not None:
             self.remote_bytes.add((), receipt.remote_bytes_read)
 
