@@ -20,8 +20,8 @@ def talk_after(*arguments: str) -> str:
         (
             "srve",
             "error: unknown command `srve` (from `kvrelay`)\n"
-            "  known commands: `agent`, `chaos`, `config`, `demo`, `doctor`, `mock`, `receipts`, `scrape-map`,"
-            " `serve`, `tune`\n"
+            "  known commands: `agent`, `chaos`, `config`, `dashboard`, `demo`, `doctor`, `mock`, `receipts`,"
+            " `scrape-map`, `serve`, `tune`\n"
             "hint: did you mean `serve`?\n",
         ),
         (

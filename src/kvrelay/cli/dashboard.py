@@ -27,13 +27,13 @@ app = typer.Typer(
 )
 
 
-@app.command(epilog="Example: kvrelay dashboard grafana > kvrelay.json")
+@app.command(short_help="Print the Grafana dashboard.", epilog="Example: kvrelay dashboard grafana > kvrelay.json")
 def grafana() -> None:
     """Print the dashboard; import the file in Grafana and choose your Prometheus there."""
     sys.stdout.write(grafana_json())
 
 
-@app.command(epilog="Example: kvrelay dashboard alerts > kvrelay.rules.yml")
+@app.command(short_help="Print the alert rules.", epilog="Example: kvrelay dashboard alerts > kvrelay.rules.yml")
 def alerts(
     runbooks: str = typer.Option(RUNBOOKS, metavar="URL", help="Where the runbook is; alerts link to URL#CODE."),
 ) -> None:
@@ -41,13 +41,16 @@ def alerts(
     sys.stdout.write(rules_yaml(runbooks))
 
 
-@app.command(epilog="Example: kvrelay dashboard metrics")
+@app.command(short_help="Print the table of metrics.", epilog="Example: kvrelay dashboard metrics")
 def metrics() -> None:
     """Print every metric with its unit, meaning and source, and what the engines call it."""
     sys.stdout.write(metrics_markdown())
 
 
-@app.command(epilog="Example: kvrelay dashboard runbook --router http://127.0.0.1:8001 > runbook.md")
+@app.command(
+    short_help="Print the runbook.",
+    epilog="Example: kvrelay dashboard runbook --router http://127.0.0.1:8001 > book.md",
+)
 def runbook(
     router: str | None = typer.Option(None, metavar="URL", help="Admin port of a running gateway, for the baseline."),
     seconds: float = typer.Option(30.0, min=1, max=3600, help="How long the baseline is looked at."),

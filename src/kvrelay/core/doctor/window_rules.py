@@ -24,7 +24,11 @@ FAILED_RATIO = 0.05
 
 def _of_window(judge: Callable[[Window], Judged]) -> Callable[[Facts], Judged]:
     def judged(facts: Facts) -> Judged:
-        return not_applicable("no gateway was watched") if facts.window is None else judge(facts.window)
+        if facts.window is None:
+            return not_applicable("no gateway was watched")
+        if not facts.window.requests:
+            return not_applicable("no request ended meanwhile")
+        return judge(facts.window)
 
     return judged
 
@@ -132,7 +136,7 @@ def _breaker(window: Window) -> Judged:
 def _orphans(window: Window) -> Judged:
     grown = {one.name: change for one in window.workers if (change := _orphans_grown(one)) is not None}
     if not grown:
-        return unknown("insufficient_samples: seen only once")
+        return not_applicable("seen only once")
     growing = [f"{name} by {change:.0f}" for name, change in grown.items() if change > ORPHANS_GROWN_BLOCKS]
     return warn(f"blocks without a parent grew: {', '.join(growing)}") if growing else ok("none grew")
 
