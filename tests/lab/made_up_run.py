@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from pathlib import Path
 
 import msgspec
 
+from kvrelay.core.gates.evidence import Registration
+from kvrelay.core.gates.gate_file import GateFile
 from kvrelay.core.model.units import IndexState, RouteReason, Status
 from kvrelay.core.receipts.receipt import Attempt, Candidate, GateLoss, Receipt
 from kvrelay.core.traces.cut import cut
 from kvrelay.core.traces.plan import Plan, make_plan
-from kvrelay.lab.arms.manifest import ArmFacts, ProcessFacts, new_manifest
+from kvrelay.lab.arms.counters import Counted
+from kvrelay.lab.arms.fleets import FreshMocks
+from kvrelay.lab.arms.isolation import Isolation, IsolationState
+from kvrelay.lab.arms.manifest import ArmFacts, PlanFacts, ProcessFacts, fleet_facts, new_manifest
 from kvrelay.lab.arms.measure import Measured
 from kvrelay.lab.arms.order import rotated_order
+from kvrelay.lab.arms.planned import planned_rows, rows_digest
+from kvrelay.lab.arms.ranking import RULE
 from kvrelay.lab.arms.results import ArmData, policy_results
-from kvrelay.lab.arms.settings import RunSettings
-from kvrelay.lab.demo.demo import DemoRun
-from kvrelay.lab.demo.verdict import RULE, judge
+from kvrelay.lab.arms.ruling import Run, rule_on
+from kvrelay.lab.arms.settings import Reset, RunSettings
 from kvrelay.lab.replay.replay import Arm
 from kvrelay.lab.replay.sample import Sample
 from kvrelay.lab.replay.trace_file import bundled_trace
@@ -25,17 +33,30 @@ WORKERS = tuple(f"mock-{number}" for number in range(4))
 HIT_SHARE = {"round_robin": 0.25, "sticky": 0.78, "cache_load": 0.82}
 
 
-def made_up_run(*, seed: int = 5, settings: RunSettings = RunSettings()) -> DemoRun:
+def made_up_run(*, seed: int = 5, settings: RunSettings = RunSettings(), gates: GateFile | None = None) -> Run:
+    """In a folder that is not there: configurations cannot be compared, and the ruling says so."""
+    measured = made_up_measured(seed=seed, settings=settings, gates=gates)
+    return Run(measured, rule_on(measured, Path("/nonexistent"), Registration.NO_GATES))
+
+
+def made_up_measured(
+    *, seed: int = 5, settings: RunSettings = RunSettings(), gates: GateFile | None = None
+) -> Measured:
     source = bundled_trace()
     shortened = cut(source.trace, settings.cut)
     plan = make_plan(shortened.trace, settings.scale, seed=settings.seed)
+    rows = planned_rows(plan, block_size_tokens=16)
     order = rotated_order(settings.policies, settings.repeats)
-    manifest = new_manifest(source, shortened, plan, settings, order, rule=RULE)
+    described = asyncio.run(FreshMocks(settings.fleet, ready_timeout_s=1).describe())
+    facts = PlanFacts(
+        plan.digest(), rows_digest(rows), "primer", plan.seed, len(plan.sessions), plan.requests, plan.prompt_tokens
+    )
+    fleet = fleet_facts(described.workers, described.model)
+    manifest = new_manifest(source, shortened, plan, facts, settings, order, fleet, rule=RULE, gates=None)
     draw = random.Random(seed)
     arms = tuple(_arm(arm, plan, draw) for arm in order)
-    results = policy_results(arms, plan, block_size_tokens=settings.fleet.block_size_tokens)
     observed = tuple(_facts(data, number) for number, data in enumerate(arms))
-    return DemoRun(Measured(msgspec.structs.replace(manifest, observed=observed), arms, results), judge(results))
+    return Measured(msgspec.structs.replace(manifest, observed=observed), rows, arms, policy_results(arms, rows), gates)
 
 
 def made_up_plan(settings: RunSettings = RunSettings()) -> Plan:
@@ -53,7 +74,8 @@ def _arm(arm: Arm, plan: Plan, draw: random.Random) -> ArmData:
             request_id = f"{arm.name}:{session.session_id}:{index}"
             samples.append(_sample(arm, request_id, session.session_id, index, turn.due_ms, ttft_ms, hit, worker))
             receipts[request_id] = _receipt(arm, samples[-1], eligible, hit, draw)
-    return ArmData(arm, WORKERS, tuple(samples), receipts)
+    seen = {name: receipt.actual_cached_tokens or 0 for name, receipt in receipts.items()}
+    return ArmData(arm, WORKERS, tuple(samples), receipts, seen, max(sample.ended_ms for sample in samples) / 1000)
 
 
 def _sample(
@@ -90,9 +112,21 @@ def _receipt(arm: Arm, sample: Sample, eligible: int, hit: int, draw: random.Ran
 
 
 def _facts(data: ArmData, number: int) -> ArmFacts:
-    processes = [ProcessFacts("gateway", 1000 + number * 10, ("http://127.0.0.1:1",))]
-    processes += [ProcessFacts(name, 1001 + number * 10 + at, (), "made-up") for at, name in enumerate(data.workers)]
+    names = ("gateway", *data.workers)
+    processes = tuple(
+        ProcessFacts(
+            name=name, role="worker" if at else "router", pid=1000 + number * 10 + at, urls=("http://127.0.0.1:1",),
+            log="log", version="mock", incarnation="made-up", hardware="mock" if at else None, gpu_uuids=(),
+            block_size_tokens=16 if at else None, router_block_size_tokens=16 if at else None, hash_seed="0",
+        )
+        for at, name in enumerate(names)
+    )  # fmt: skip
+    hits = sum(sample.cached_tokens or 0 for sample in data.samples) // len(data.workers)
+    counted = Counted(hits * 2, hits, 0, 0, 0.6)
     return ArmFacts(
-        data.arm.name, data.arm.policy, data.arm.repeat, tuple(processes), 0, 4.2, len(data.receipts) + 8,
-        len(data.samples), (),
+        arm=data.arm.name, policy=data.arm.policy, repeat=data.arm.repeat, started_s=1_000.0 + number,
+        processes=processes, config_sha256="made-up", index_blocks_at_start=0,
+        isolation=Isolation(Reset.FRESH_PROCESSES, IsolationState.CLEAN, "made up", 0, 0, 0, 0, 0.5),
+        counters=dict.fromkeys(data.workers, counted), schedule_sha256="same", wall_s=4.2, replay_s=data.replay_s,
+        receipts=len(data.receipts), samples=len(data.samples), leftovers=(),
     )  # fmt: skip

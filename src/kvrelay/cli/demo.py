@@ -117,25 +117,27 @@ def run_to_end(work: Coroutine[Any, Any, Answer]) -> Answer:
 
 def _finish(run: Any, out: Path, *, as_json: bool) -> None:
     from kvrelay.lab.arms.results import sent_late
-    from kvrelay.lab.demo.story import receipt_in_words
     from kvrelay.lab.report.files import summary, write_files
+    from kvrelay.lab.report.story import receipt_in_words
     from kvrelay.lab.report.view import overview_table
 
     write_files(run, out)
-    results = run.measured.results
+    results, ranking = run.measured.results, run.ruling.ranking
     if as_json:
         sys.stdout.write(msgspec.json.encode(summary(run)).decode() + "\n")
     else:
-        table = overview_table(results, winner=run.verdict.winner).transposed().text()
+        table = overview_table(results, winner=ranking.winner).transposed().text()
         sys.stdout.write(
-            messages.demo_story(table, run.verdict.won, run.verdict.why, receipt_in_words(run.measured), out)
+            messages.demo_story(
+                table, run.ruling.ranking.won, run.ruling.ranking.why, receipt_in_words(run.measured), out
+            )
         )
     for policy, result in results.items():
         if sent_late(result):
             messages.say(messages.sender_was_late(policy, result.send_lag_ms.p99))
     complain(run.measured)
-    if run.verdict.evidence == "none" and len(results) > 1:
-        messages.fail(messages.demo_complaints([run.verdict.why]), code=messages.UNKNOWN)
+    if ranking.evidence == "none" and len(results) > 1:
+        messages.fail(messages.demo_complaints([ranking.why]), code=messages.UNKNOWN)
 
 
 def complain(measured: Any) -> None:

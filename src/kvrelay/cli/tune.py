@@ -49,7 +49,7 @@ def tune(
 
 
 def weight_vector(text: str) -> Any:
-    from kvrelay.lab.arms.settings import Weights
+    from kvrelay.lab.arms.contender import Weights
 
     try:
         values = [float(part) for part in text.split(",")]
@@ -62,10 +62,8 @@ def weight_vector(text: str) -> Any:
 
 
 def _finish(sweep: Any, out: Path, *, as_json: bool) -> None:
-    from kvrelay.lab.report.files import write_receipts
     from kvrelay.lab.tune.table import sweep_table, tune_summary
 
-    write_receipts(sweep.measured, out)
     if as_json:
         sys.stdout.write(msgspec.json.encode(tune_summary(sweep)).decode() + "\n")
     else:

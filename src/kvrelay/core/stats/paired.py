@@ -74,8 +74,8 @@ class Comparison(Struct, frozen=True):
 
 
 def compare(pairs: Sequence[Pair], rng: np.random.Generator, *, level: float = LEVEL, draws: int = DRAWS) -> Comparison:
-    """Buckets come in the order of their names."""
-    names = sorted({pair.bucket for pair in pairs})
+    """Buckets come in the order in which the pairs name them."""
+    names = tuple(dict.fromkeys(pair.bucket for pair in pairs))
     return Comparison(
         overall=mean_effect(pairs, rng, level=level, draws=draws),
         p95_ratio=quantile_effect(pairs, rng, share=0.95, level=level, draws=draws),

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from msgspec import Struct
 
 from kvrelay.core.traces.cut import CutRule
 from kvrelay.core.traces.plan import Scale
 from kvrelay.edge.worker.spec import MockSpec
+from kvrelay.lab.arms.contender import Contender
 
 POLICIES = ("round_robin", "sticky", "cache_load")
-LABEL = "mock"
 
 
-class Weights(Struct, frozen=True):
-    """Factors of the `weights` scorer under test, see `[policy.cache_load]`."""
+class Reset(StrEnum):
+    """How an arm gets rid of what earlier arms left in the caches. The router's index is new in every arm anyway."""
 
-    alpha: float
-    beta: float
-    gamma: float
-    delta: float
-
-    @property
-    def name(self) -> str:
-        """As it is written on the command line; the name of its arms."""
-        return f"{self.alpha:g},{self.beta:g},{self.gamma:g},{self.delta:g}"
+    FRESH_PROCESSES = "fresh_processes"
+    PREFIX_CACHE = "reset_prefix_cache"  # the engine's own order, through the gateway's admin port
+    CACHE_SALT = "cache_salt"  # earlier blocks stay, and no request of this arm can hit them
+    NONE = "none"  # for showing what happens then: such arms are flagged
 
 
-class Setup(Struct, frozen=True):
-    """What makes one contender differ from the others: nothing but this."""
-
-    policy: str
-    scorer: str = "predict"
-    weights: Weights | None = None
+class Order(StrEnum):
+    LATIN = "latin"
+    ABBA = "abba"
 
 
 class MockFleetSettings(Struct, frozen=True):
@@ -63,19 +57,25 @@ class MockFleetSettings(Struct, frozen=True):
 
 
 class RunSettings(Struct, frozen=True):
-    """`cut` and `scale` shrink the trace so that all arms fit into a minute and a half."""
+    """`cut` and `scale` shrink the trace so that all arms fit into the time that there is."""
 
-    policies: tuple[str, ...] = POLICIES
+    contenders: tuple[Contender, ...] = tuple(Contender.of_policy(policy) for policy in POLICIES)
     repeats: int = 3
+    order: Order = Order.LATIN
     seed: int = 1
-    fleet: MockFleetSettings = MockFleetSettings()
+    fleet: MockFleetSettings = MockFleetSettings()  # where the arms run on mock workers
+    reset: Reset = Reset.FRESH_PROCESSES
     cut: CutRule = CutRule(max_context_tokens=98_304, max_turns_per_session=5, min_turns_per_session=3, max_sessions=24)
     scale: Scale = Scale(block_tokens=16, time_divisor=60.0, session_gap_ms=40.0, max_gap_ms=150.0, max_output_tokens=8)
     primer_prompts_per_worker: int = 2
     primer_tokens: int = 1024
     request_timeout_s: float = 60.0
     ready_timeout_s: float = 20.0
-    setups: dict[str, Setup] = {}  # contenders that are more than the name of a policy
 
-    def setup_of(self, contender: str) -> Setup:
-        return self.setups.get(contender, Setup(contender))
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The contenders' names."""
+        return tuple(contender.name for contender in self.contenders)
+
+    def contender(self, name: str) -> Contender:
+        return next(contender for contender in self.contenders if contender.name == name)

@@ -6,6 +6,7 @@ import msgspec
 
 from kvrelay.core.traces.cut import CutRule
 from kvrelay.core.traces.trace import Trace
+from kvrelay.lab.arms.contender import Contender
 from kvrelay.lab.arms.settings import MockFleetSettings, RunSettings
 
 FLEET_BLOCKS = 20_000  # of all workers together: the demo's trace fits into the fleet, but not into one worker
@@ -18,7 +19,9 @@ MAX_REQUESTS_WITHOUT_SESSIONS = 105
 def settings_for(trace: Trace, *, workers: int, repeats: int, policies: tuple[str, ...], seed: int) -> RunSettings:
     """The bundled trace's settings, with what must follow from another trace's block size and times."""
     fleet = MockFleetSettings(workers=workers, blocks=max(LEAST_BLOCKS, FLEET_BLOCKS // workers))
-    settings = RunSettings(policies=policies, repeats=repeats, seed=seed, fleet=fleet)
+    settings = RunSettings(
+        contenders=tuple(Contender.of_policy(policy) for policy in policies), repeats=repeats, seed=seed, fleet=fleet
+    )
     longest_tokens = LONGEST_TOKENS // settings.scale.block_tokens * trace.block_size_tokens
     if any(len(session.turns) > 1 for session in trace.sessions):
         return msgspec.structs.replace(

@@ -11,6 +11,7 @@ what it held back is in the samples, and `sending.py` says so.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -147,6 +148,7 @@ class _SessionSender:
             completion_tokens=usage.completion_tokens if usage else None,
             cached_tokens=details.cached_tokens if details else None,
             finish_reason=outcome.finish_reason,
+            answer_digest=_digest(outcome.text) if outcome.failure is None else None,
             phase=self._phase,
             failure=outcome.failure,
         )
@@ -159,6 +161,10 @@ async def _sleep_until(at_s: float) -> None:
     wait_s = at_s - time.monotonic()
     if wait_s > 0:
         await asyncio.sleep(wait_s)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _ms(seconds: float) -> float:

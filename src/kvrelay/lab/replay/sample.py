@@ -41,6 +41,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     completion_tokens: int | None = None
     cached_tokens: int | None = None  # as the engine reported it
     finish_reason: str | None = None
+    answer_digest: str | None = None  # of its text: equal answers of two arms have equal ones
     phase: str = ""  # of a replay in blocks (cold, warm, restart), else empty
     failure: str | None = None  # null: answered to its end
 

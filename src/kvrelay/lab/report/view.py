@@ -11,8 +11,8 @@ from msgspec import Struct
 from kvrelay.core.receipts.receipt import GateLoss
 from kvrelay.lab.arms.measure import Measured
 from kvrelay.lab.arms.results import ArmData, Figures, PolicyResult, hit_ratio
-from kvrelay.lab.demo.demo import DemoRun
-from kvrelay.lab.demo.story import receipt_in_words
+from kvrelay.lab.arms.ruling import Run
+from kvrelay.lab.report.story import receipt_in_words
 from kvrelay.lab.report.table import Table, milliseconds, percent, times, tokens
 
 GATES = GateLoss.__struct_fields__
@@ -61,17 +61,17 @@ class View(Struct, frozen=True):
     workers: tuple[str, ...]
 
 
-def view_of(run: DemoRun) -> View:
+def view_of(run: Run) -> View:
     measured = run.measured
     policies = tuple(measured.manifest.stated.settings.policies)
     results = {policy: measured.results[policy] for policy in policies}
     return View(
         title=f"{len(policies)} routing policies, one trace: {measured.manifest.stated.trace.name}",
         label=measured.manifest.stated.label,
-        won=run.verdict.won,
-        why=run.verdict.why,
-        rule=run.verdict.rule,
-        overview=overview_table(results, winner=run.verdict.winner),
+        won=run.ruling.ranking.won,
+        why=run.ruling.ranking.why,
+        rule=run.ruling.ranking.rule,
+        overview=overview_table(results, winner=run.ruling.ranking.winner),
         charts=(
             _ttft_chart(measured.arms, results),
             _hits_chart(results),

@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from kvrelay.lab.arms.contender import Contender, Weights
+from kvrelay.lab.arms.fleets import FreshMocks
 from kvrelay.lab.arms.measure import Measured, Watcher, measure
 from kvrelay.lab.arms.results import PolicyResult
-from kvrelay.lab.arms.settings import RunSettings, Setup, Weights
+from kvrelay.lab.arms.settings import RunSettings
 from kvrelay.lab.replay.trace_file import TraceFile
 
 # From "cache only" to "load only", with the defaults in between.
@@ -55,9 +57,9 @@ async def run_sweep(
     source: TraceFile, settings: RunSettings, vectors: Sequence[Weights], slo: Slo, *, out: Path, watcher: Watcher
 ) -> Sweep:
     """The same replay for every vector; SLO and rule are in the manifest before the first arm."""
-    setups = {vector.name: Setup("cache_load", "weights", vector) for vector in vectors}
-    settings = msgspec.structs.replace(settings, policies=tuple(setups), setups=setups)
-    measured = await measure(source, settings, rule=slo.rule(), out=out, watcher=watcher)
+    settings = msgspec.structs.replace(settings, contenders=tuple(map(Contender.of_weights, vectors)))
+    fleet = FreshMocks(settings.fleet, ready_timeout_s=settings.ready_timeout_s)
+    measured = await measure(source, settings, fleet, rule=slo.rule(), out=out, watcher=watcher)
     passed = {name: slo.passed_by(result) for name, result in measured.results.items()}
     return Sweep(measured, slo, passed, pick(measured.results, slo))
 

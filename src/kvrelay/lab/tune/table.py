@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from kvrelay.lab.arms.results import hit_ratio
-from kvrelay.lab.arms.settings import LABEL
+from kvrelay.lab.arms.settings import RunSettings
 from kvrelay.lab.report.table import Table, milliseconds, percent, times, tokens
 from kvrelay.lab.tune.sweep import Sweep
 
@@ -39,13 +39,13 @@ def tune_summary(sweep: Sweep) -> dict[str, Any]:
     """The object that `--json` prints."""
     settings = sweep.measured.manifest.stated.settings
     return {
-        "label": LABEL,
+        "label": sweep.measured.manifest.stated.label,
         "slo": msgspec.to_builtins(sweep.slo),
         "rule": sweep.slo.rule(),
-        "pick": None if sweep.pick is None else msgspec.to_builtins(settings.setups[sweep.pick].weights),
+        "pick": None if sweep.pick is None else _weights(settings, sweep.pick),
         "vectors": {
             name: {
-                "weights": msgspec.to_builtins(settings.setups[name].weights),
+                "weights": _weights(settings, name),
                 "slo": WORDS[sweep.passed[name]],
                 **msgspec.to_builtins(result),
             }
@@ -53,3 +53,9 @@ def tune_summary(sweep: Sweep) -> dict[str, Any]:
         },
         "manifest": msgspec.to_builtins(sweep.measured.manifest),
     }
+
+
+def _weights(settings: RunSettings, name: str) -> dict[str, Any]:
+    prefix = "policy.cache_load."
+    sets = settings.contender(name).sets
+    return {key.removeprefix(prefix): value for key, value in sets.items() if key.startswith(prefix)}

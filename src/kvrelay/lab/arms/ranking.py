@@ -6,15 +6,14 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from kvrelay.core.gates.evidence import LABELS, MIN_ANSWERED, MIN_REPEATS, Layer
 from kvrelay.lab.arms.results import Figures, PolicyResult, hit_ratio, sent_late
 
 TIE_RATIO = 1.05
 RULE = (
-    "fewest failures, then the lowest p95 of the modelled time to first token; "
+    "fewest failures, then the lowest p95 of the time to first token; "
     f"if the next one is within {100 * (TIE_RATIO - 1):.0f} % of it, nobody wins"
 )
-MIN_REPEATS = 3
-MIN_REQUESTS = 20  # answered ones per policy: the p95 of fewer is its slowest request
 LOSS_WORDS = {
     "route": "lost because another worker held them",
     "residency": "promised and then evicted before they were used",
@@ -22,7 +21,7 @@ LOSS_WORDS = {
 }
 
 
-class Verdict(Struct, frozen=True):
+class Ranking(Struct, frozen=True):
     """`winner` is null after a tie, and when nothing can be compared.
 
     `evidence`: sufficient; insufficient (too little, or a client that sent late: a tendency and no proof); none.
@@ -35,21 +34,22 @@ class Verdict(Struct, frozen=True):
     why: str
 
 
-def judge(results: Mapping[str, PolicyResult]) -> Verdict:
-    ranked = sorted(results.values(), key=_rank)
+def rank(results: Mapping[str, PolicyResult], *, label: str) -> Ranking:
+    """`label`: what the results may be called; times of mock workers are called modelled."""
+    ranked = sorted(results.values(), key=_place)
     if any(result.ttft_ms.p95 is None for result in ranked):
         return _no_verdict("At least one policy has no request that was answered.")
     if len(ranked) < 2:
         return _no_verdict("One policy alone cannot win.")
     best, next_best = ranked[0], ranked[1]
-    tied = _tied(best, next_best)
-    winner, won = (None, _tie(best, next_best)) if tied else (best.policy, _won(best, next_best))
+    tied, where = _tied(best, next_best), _where(label)
+    winner, won = (None, _tie(best, next_best, where)) if tied else (best.policy, _won(best, next_best, where))
     why = _why(best, ranked[1:])
     doubts = _doubts(ranked)
     if not doubts:
-        return Verdict(winner, "sufficient", RULE, won, why)
+        return Ranking(winner, "sufficient", RULE, won, why)
     caution = f"This is a tendency, not evidence: {' and '.join(doubts)}."
-    return Verdict(winner, "insufficient", RULE, won, f"{why} {caution}")
+    return Ranking(winner, "insufficient", RULE, won, f"{why} {caution}")
 
 
 def _doubts(ranked: list[PolicyResult]) -> list[str]:
@@ -57,21 +57,25 @@ def _doubts(ranked: list[PolicyResult]) -> list[str]:
     doubts = []
     if min(len(result.repeats) for result in ranked) < MIN_REPEATS:
         doubts.append(f"there were fewer than {MIN_REPEATS} repeats")
-    if min(result.ttft_ms.count for result in ranked) < MIN_REQUESTS:
-        doubts.append(f"a policy had fewer than {MIN_REQUESTS} answered requests")
+    if min(result.ttft_ms.count for result in ranked) < MIN_ANSWERED:
+        doubts.append(f"a policy had fewer than {MIN_ANSWERED} answered requests")
     late = [result.policy for result in ranked if sent_late(result)]
     if late:
         doubts.append(f"our own client sent late under {', '.join(late)}")
     return doubts
 
 
-def _no_verdict(why: str) -> Verdict:
-    return Verdict(None, "none", RULE, "No verdict.", why)
+def _no_verdict(why: str) -> Ranking:
+    return Ranking(None, "none", RULE, "No verdict.", why)
 
 
-def _rank(result: PolicyResult) -> tuple[int, float]:
+def _place(result: PolicyResult) -> tuple[int, float]:
     p95_ms = result.ttft_ms.p95
     return (result.failures, float("inf") if p95_ms is None else p95_ms)
+
+
+def _where(label: str) -> str:
+    return "on these mock workers: modelled" if label == LABELS[Layer.MOCK] else "on this fleet:"
 
 
 def _tied(best: PolicyResult, next_best: PolicyResult) -> bool:
@@ -79,17 +83,17 @@ def _tied(best: PolicyResult, next_best: PolicyResult) -> bool:
     return best.failures == next_best.failures and next_best.ttft_ms.p95 <= TIE_RATIO * best.ttft_ms.p95
 
 
-def _tie(best: PolicyResult, next_best: PolicyResult) -> str:
+def _tie(best: PolicyResult, next_best: PolicyResult, where: str) -> str:
     return (
-        f"Nobody won on these mock workers: modelled p95 time to first token {best.ttft_ms.p95:,.0f} ms "
+        f"Nobody won {where} p95 time to first token {best.ttft_ms.p95:,.0f} ms "
         f"({best.policy}) and {next_best.ttft_ms.p95:,.0f} ms ({next_best.policy}) are too close, failures "
         f"{best.failures} each."
     )
 
 
-def _won(best: PolicyResult, next_best: PolicyResult) -> str:
+def _won(best: PolicyResult, next_best: PolicyResult, where: str) -> str:
     return (
-        f"{best.policy} won on these mock workers: modelled p95 time to first token {best.ttft_ms.p95:,.0f} ms "
+        f"{best.policy} won {where} p95 time to first token {best.ttft_ms.p95:,.0f} ms "
         f"against {next_best.ttft_ms.p95:,.0f} ms ({next_best.policy}), failures {best.failures} "
         f"against {next_best.failures}."
     )

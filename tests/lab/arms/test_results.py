@@ -2,18 +2,19 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.lab.made_up_run import made_up_plan, made_up_run
+from tests.lab.made_up_run import made_up_run
 
+from kvrelay.core.gates.evidence import MIN_REPEATS
 from kvrelay.core.receipts.receipt import GateLoss
 from kvrelay.core.stats.distribution import distribution
 from kvrelay.lab.arms import manifest
 from kvrelay.lab.arms.order import rotated_order
+from kvrelay.lab.arms.ranking import rank
 from kvrelay.lab.arms.results import ArmData, PolicyResult, busy_ms, policy_results
 from kvrelay.lab.arms.settings import RunSettings
-from kvrelay.lab.demo.story import telling_receipt
-from kvrelay.lab.demo.verdict import MIN_REPEATS, judge
 from kvrelay.lab.replay.replay import Arm
 from kvrelay.lab.report.files import summary
+from kvrelay.lab.report.story import telling_receipt
 
 RUN = made_up_run()
 MEASURED = RUN.measured
@@ -54,11 +55,11 @@ def broken_arm() -> ArmData:
     silent, wrong = samples[1].request_id, samples[2].request_id
     receipts[silent] = msgspec.structs.replace(receipts[silent], actual_cached_tokens=None)
     receipts[wrong] = msgspec.structs.replace(receipts[wrong], gate_loss_tokens=GateLoss(1, 0, 0, 0))
-    return ArmData(data.arm, data.workers, tuple(samples), receipts)
+    return msgspec.structs.replace(data, samples=tuple(samples), receipts=receipts)
 
 
 def test_failures_stay_and_unknown_hits_are_not_zero() -> None:
-    result = policy_results([broken_arm()], made_up_plan(), block_size_tokens=16)[MEASURED.arms[0].arm.policy]
+    result = policy_results([broken_arm()], MEASURED.rows)[MEASURED.arms[0].arm.policy]
 
     assert (result.requests, result.failures) == (len(MEASURED.arms[0].samples), 1)
     assert result.ttft_ms.count == result.requests - 1
@@ -68,33 +69,37 @@ def test_failures_stay_and_unknown_hits_are_not_zero() -> None:
 
 def test_load_counts_idle_workers() -> None:
     data = MEASURED.arms[0]
-    lonely = ArmData(Arm("x", 0), ("mock-0", "idle"), tuple(s for s in data.samples if s.worker == "mock-0"), {})
+    lonely = ArmData(
+        Arm("x", 0), ("mock-0", "idle"), tuple(s for s in data.samples if s.worker == "mock-0"), {}, {}, 1.0
+    )
 
     assert busy_ms(lonely)["idle"] == 0.0
-    result = policy_results([lonely], made_up_plan(), block_size_tokens=16)["x"]
+    result = policy_results([lonely], MEASURED.rows)["x"]
     assert result.max_over_mean_load == 2.0
     assert result.actual_cached_tokens is None
 
 
 def test_verdict_follows_its_rule_and_names_thin_evidence() -> None:
-    verdict = judge(MEASURED.results)
+    verdict = rank(MEASURED.results, label="mock")
     assert (verdict.winner, verdict.evidence) == ("cache_load", "sufficient")
     assert "cache_load won" in verdict.won and "sticky" in verdict.won
 
     failed = {**MEASURED.results, "cache_load": msgspec.structs.replace(MEASURED.results["cache_load"], failures=1)}
-    assert judge(failed).winner == "sticky"
-    thin = judge(made_up_run(settings=RunSettings(repeats=MIN_REPEATS - 1)).measured.results)
+    assert rank(failed, label="mock").winner == "sticky"
+    thin = rank(made_up_run(settings=RunSettings(repeats=MIN_REPEATS - 1)).measured.results, label="mock")
     assert thin.evidence == "insufficient" and "tendency" in thin.why
     winner = MEASURED.results["cache_load"]
     late = msgspec.structs.replace(winner, send_lag_ms=distribution([60.0]))
-    unsure = judge({**MEASURED.results, "cache_load": late})
+    unsure = rank({**MEASURED.results, "cache_load": late}, label="mock")
     assert unsure.evidence == "insufficient"
     assert unsure.why.endswith("This is a tendency, not evidence: our own client sent late under cache_load.")
     few = msgspec.structs.replace(winner, ttft_ms=msgspec.structs.replace(winner.ttft_ms, count=19))
-    assert judge({**MEASURED.results, "cache_load": few}).why.endswith("a policy had fewer than 20 answered requests.")
+    assert rank({**MEASURED.results, "cache_load": few}, label="mock").why.endswith(
+        "a policy had fewer than 20 answered requests."
+    )
     unharmed = msgspec.structs.replace(MEASURED.results["sticky"], gate_loss_tokens=GateLoss(9, 0, 0, 0))
-    assert "with no token lost that was held" in judge({**MEASURED.results, "sticky": unharmed}).why
-    alone = judge({"sticky": MEASURED.results["sticky"]})
+    assert "with no token lost that was held" in rank({**MEASURED.results, "sticky": unharmed}, label="mock").why
+    alone = rank({"sticky": MEASURED.results["sticky"]}, label="mock")
     assert (alone.winner, alone.evidence) == (None, "none")
 
 
@@ -106,9 +111,9 @@ def test_nobody_wins_by_a_hair() -> None:
         ttft_ms = msgspec.structs.replace(best.ttft_ms, p95=best.ttft_ms.p95 * ratio)
         return msgspec.structs.replace(MEASURED.results["sticky"], ttft_ms=ttft_ms)
 
-    tie = judge({"cache_load": best, "sticky": rival(1.049)})
+    tie = rank({"cache_load": best, "sticky": rival(1.049)}, label="mock")
     assert (tie.winner, tie.evidence) == (None, "sufficient") and tie.won.startswith("Nobody won")
-    assert judge({"cache_load": best, "sticky": rival(1.051)}).winner == "cache_load"
+    assert rank({"cache_load": best, "sticky": rival(1.051)}, label="mock").winner == "cache_load"
 
 
 def test_summary_has_the_published_names() -> None:
