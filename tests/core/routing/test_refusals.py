@@ -64,6 +64,16 @@ def test_a_full_holder_does_not_use_up_the_budget_for_retries():
     assert sum(len(receipt.attempts) for receipt in rig.receipts) <= 203
 
 
+def test_many_requests_to_a_worker_that_just_went_down_do_not_use_up_the_budget():
+    """All were sent before the first refused connection was noticed; none of them had cost anybody anything."""
+    rig = two_workers(retry_budget_ratio=0.0)
+    asked = [f"r{number}" for number in range(150)]
+    on_a = [request_id for request_id in asked if rig.ask(SHARED, request_id=request_id) == "a"]
+    assert len(on_a) > 20
+    for request_id in on_a:
+        assert chosen(rig.fail(Fault.CONNECT, request_id=request_id)) == "b"
+
+
 def test_it_is_preferred_again_once_it_is_not_refused_any_more():
     rig = two_workers()
     assert rig.ask(SHARED) == "a"

@@ -11,6 +11,9 @@ from kvrelay.core.model.units import Fault
 
 _ALLOWANCE, _ALLOWANCE_PER_S = 10.0, 1.0
 _MOST_SAVED = 100.0
+UNTOUCHED = frozenset({Fault.BACK_PRESSURE, Fault.CONNECT})
+"""The worker did nothing for the request."""
+
 _FINAL = frozenset({Fault.TOTAL_TIMEOUT, Fault.IDLE_TIMEOUT})
 
 

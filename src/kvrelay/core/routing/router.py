@@ -88,7 +88,7 @@ from kvrelay.core.routing.fleet import Candidates, FleetView, Target, Worker
 from kvrelay.core.routing.health import Change, Health
 from kvrelay.core.routing.keeper import SWEEP_BLOCKS, Keeper
 from kvrelay.core.routing.live import Attempted, Decision, Live
-from kvrelay.core.routing.retry import Retry
+from kvrelay.core.routing.retry import UNTOUCHED, Retry
 from kvrelay.core.routing.settings import NEVER, RouterSettings
 from kvrelay.core.routing.status import MatchAnswer, RouterStatus
 
@@ -494,8 +494,8 @@ class Router:
     def _retry_or_end(self, now: float, live: Live, event: AttemptFailed) -> Effects:
         tried = frozenset(attempted.decision.target.worker.name for attempted in live.attempts)
         found = self._fleet.candidates(now, live.arrived.model, self._ledger, tried)
-        # A worker that is full has spent nothing on this request, so it is no burden to one that is not.
-        free = event.fault is Fault.BACK_PRESSURE and not found.refusing
+        # A worker that is full or cannot be reached has spent nothing on this request: it is no burden to one that can.
+        free = event.fault in UNTOUCHED and not found.refusing
         hindrance = self._hindrance(now, live, event, free=free) or found.why_none
         if hindrance is not None:
             if not event.relayed:
