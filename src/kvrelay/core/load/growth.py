@@ -16,6 +16,7 @@ block at which the end's *stretch* of blocks begins, too: one look-up per stretc
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,24 +27,18 @@ from kvrelay.core.model.prompt import BlockKeys
 
 _HALF_LIFE_S = 300.0
 _RESCALE_S = 3_000.0
-_MOST_ENDS = 100_000
+_MOST_ENDS = 20_000  # some 350 bytes each
 _ANSWER_BLOCKS = 256
 _STRETCH_BLOCKS = 16
 
 
-class Conversation(Struct, frozen=True):
+class Conversation(Struct, frozen=True, gc=False):
     """A conversation that goes on: where its last prompt was sent, and when its first."""
 
     slot: int
     begun_at: float
     life: int  # of what had the slot then, see `Growth.drop_slot`
-
-
-class _End(Struct, frozen=True):
-    """Where a prompt ended: the first block of that stretch, and whose prompt it was."""
-
-    head: int
-    conversation: Conversation
+    head: int  # first block of the stretch in which that prompt ended
 
 
 class Growth:
@@ -56,8 +51,8 @@ class Growth:
         self._all_begun = 0.0
         self._prefilled = 0.0
         self._weigh_from = 0.0
-        self._ends: dict[int, _End] = {}  # last block of a prompt -> whose; oldest first
-        self._ends_in: dict[int, set[int]] = {}  # first block of a stretch -> ends in it; asked for membership only
+        self._ends: OrderedDict[int, Conversation] = OrderedDict()  # last block of a prompt -> whose; oldest first
+        self._ends_in: dict[int, int] = {}  # first block of a stretch -> how many end in it
 
     def add_slot(self, slot: int) -> None:
         """Start a slot at zero."""
@@ -82,12 +77,10 @@ class Growth:
             return None
         latest: Conversation | None = None
         for head in heads:
-            ends = self._ends_in.get(head)
             end_of_stretch = min(start + _STRETCH_BLOCKS, beyond)
-            if ends is not None:
+            if head in self._ends_in:
                 for key in keys[max(start, first) : end_of_stretch].tolist():
-                    if key in ends:
-                        latest = self._ends[key].conversation
+                    latest = self._ends.get(key, latest)
             start = end_of_stretch
         return latest if latest is not None and latest.life == self._lives[latest.slot] else None
 
@@ -118,19 +111,17 @@ class Growth:
             self._set(continues.slot, self._begun[continues.slot] - own)
             self._set(slot, self._begun[slot] + own)
         if len(keys):
-            begun_at = now if continues is None else continues.begun_at
-            self._note_end(keys, Conversation(slot, begun_at, self._lives[slot]))
+            self._note_end(keys, slot, now if continues is None else continues.begun_at)
 
-    def _note_end(self, keys: BlockKeys, conversation: Conversation) -> None:
+    def _note_end(self, keys: BlockKeys, slot: int, begun_at: float) -> None:
         last = len(keys) - 1
         end, head = keys.item(last), keys.item(last - last % _STRETCH_BLOCKS)
         if self._ends.pop(end, None) is None:
-            self._ends_in.setdefault(head, set()).add(end)
-        self._ends[end] = _End(head, conversation)
+            self._ends_in[head] = self._ends_in.get(head, 0) + 1
+        self._ends[end] = Conversation(slot, begun_at, self._lives[slot], head)
         if len(self._ends) > _MOST_ENDS:
-            oldest = next(iter(self._ends))
-            head = self._ends.pop(oldest).head
-            self._ends_in[head].discard(oldest)
+            head = self._ends.popitem(last=False)[1].head
+            self._ends_in[head] -= 1
             if not self._ends_in[head]:
                 del self._ends_in[head]
 
