@@ -72,3 +72,19 @@ def test_deleting_reaches_every_tier(store: TieredStore) -> None:
     keep_all(store)
     assert store.delete(NAMESPACE, KEYS)["file"] == 6
     assert store.lookup(NAMESPACE, KEYS, SHAPE).keys == ()
+
+
+def test_what_another_process_fetched_moves_the_break_even(tmp_path: Path) -> None:
+    store = open_tiers({"url": f"file://{tmp_path}", "name": "disk"})
+    try:
+        keep_all(store)
+        store.observe_prefill(tokens=1000, ms=100.0)
+        size = len(KEYS) * SHAPE.payload_bytes
+        store.observe_fetch({"disk": size}, {"disk": 5_000.0})
+        slow = store.lookup(NAMESPACE, KEYS, SHAPE)
+        assert not slow.fetch and slow.predicted_fetch_ms == pytest.approx(5_000.0)
+        assert slow.predicted_recompute_ms is not None and slow.predicted_recompute_ms < 5_000.0
+        store.observe_fetch({"disk": size}, {"disk": 1.0})
+        assert store.lookup(NAMESPACE, KEYS, SHAPE).fetch
+    finally:
+        store.close()

@@ -120,6 +120,14 @@ class PrefillSeen(Struct, frozen=True):
     seconds: float
 
 
+class FetchSeen(Struct, frozen=True):
+    """Another process that uses the same tiers, and tells us, fetched so many bytes from one of them in that time."""
+
+    tier: int
+    fetched_bytes: int
+    seconds: float
+
+
 class Woke(Struct, frozen=True):
     """The time of the last `WakeAt` has come."""
 
@@ -139,5 +147,6 @@ TierEvent = (
     | Transferred
     | ObjectsFound
     | PrefillSeen
+    | FetchSeen
     | Woke
 )

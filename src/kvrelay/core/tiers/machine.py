@@ -25,6 +25,7 @@ from kvrelay.core.tiers.effects import (
 from kvrelay.core.tiers.events import (
     Checked,
     Fetched,
+    FetchSeen,
     LoadAsked,
     LookupAsked,
     ObjectsFound,
@@ -87,6 +88,9 @@ class TierMachine:
                 return self._warm(now_s, event)
             case PrefillSeen():
                 self.shared.prefill.observe(event.tokens, event.seconds)
+                return []
+            case FetchSeen():
+                self._tier(event.tier).rate.observe(event.fetched_bytes, event.seconds)
                 return []
             case ObjectsFound():
                 return self._found(now_s, event)

@@ -20,6 +20,7 @@ from kvrelay.core.contract.identity import Namespace
 from kvrelay.core.tiers.breakeven import BreakEven
 from kvrelay.core.tiers.effects import LoadFinished, LookupAnswered, RemovalFinished, SaveFinished, TierEffect
 from kvrelay.core.tiers.events import (
+    FetchSeen,
     LoadAsked,
     LookupAsked,
     ObjectsFound,
@@ -280,6 +281,12 @@ class TieredStore:
     def observe_prefill(self, tokens: int, ms: float) -> None:
         """The engine computed so many tokens in that time; break-even learns from it."""
         self._host.post(PrefillSeen(tokens, ms / 1000))
+
+    def observe_fetch(self, bytes_by_tier: Mapping[str, int], ms_by_tier: Mapping[str, float]) -> None:
+        """Another process fetched with the same configuration, as its outcome says; for one that only looks up."""
+        for i, name in enumerate(self._names):
+            if bytes_by_tier.get(name):
+                self._host.post(FetchSeen(i, bytes_by_tier[name], ms_by_tier[name] / 1000))
 
     def report(self) -> dict[str, Any]:
         """Counters since the start, and the state of every tier."""
