@@ -29,7 +29,7 @@ class LookupAnswered(Struct, frozen=True):
 
 class Fetch(Struct, frozen=True):
     """-> Fetched, when verified and in the destination of `load` at `position`. `load` None: only to measure.
-    `keep`: hold the stored object, an `Adopt` may follow."""
+    `keep`: hold the stored object, a `Transfer` may follow."""
 
     job: int
     tier: int

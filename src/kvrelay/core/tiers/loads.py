@@ -118,7 +118,8 @@ class Loads:
             self._flights[under_way].followers.append(place)
             return []
         job = self._shared.new_job()
-        keep = any(above.settings.promote != "never" for above in self._shared.tiers[: tier.index])
+        wishes = {above.settings.promote for above in self._shared.tiers[: tier.index]}
+        keep = "always" in wishes or ("second_sight" in wishes and self._shared.seen(key))
         fetch = Fetch(job, tier.index, key, *place, load.asked.deadline_s, keep)
         self._flights[job] = _Flight(fetch, place)
         self._by_key[tier.index, key] = job

@@ -45,7 +45,7 @@ from kvrelay.core.tiers.loads import Loads
 from kvrelay.core.tiers.lookups import Lookups
 from kvrelay.core.tiers.outcome import FAILURES, Outcome
 from kvrelay.core.tiers.removals import Removals
-from kvrelay.core.tiers.saves import Saves
+from kvrelay.core.tiers.saves import EVICTED, Saves
 from kvrelay.core.tiers.settings import TiersSettings
 from kvrelay.core.tiers.tier import Shared, TierState
 
@@ -115,7 +115,10 @@ class TierMachine:
             case Checked(), Check():
                 return self._saves.checked(now_s, event, self._tier(job.tier))
             case Removed(), Remove():
-                return self._removals.removed(now_s, event)
+                effects = self._removals.removed(now_s, event)
+                if job.why == EVICTED:
+                    effects += self._saves.gone(now_s, self._tier(job.tier), job.keys)
+                return effects
             case Transferred(), Transfer():
                 started_reads = self._tier(job.source).reads.done(answered=event.outcome not in FAILURES)
                 return [*started_reads, *self._saves.transferred(now_s, event)]
@@ -134,12 +137,11 @@ class TierMachine:
         return effects + self._loads.fetched(now_s, event, tier)
 
     def _warm(self, now_s: float, event: WarmAsked) -> list[TierEffect]:
-        """From the nearest tier that can have them; what is not there costs one read that answers `miss`."""
+        """From the nearest tier that has them; what is not there costs each tier one read that answers `miss`."""
         effects: list[TierEffect] = []
-        nearest, below = self.shared.tiers[0], [tier for tier in self.shared.tiers[1:] if tier.in_use]
+        nearest, below = self.shared.tiers[0], tuple(tier for tier in self.shared.tiers[1:] if tier.in_use)
         for key in event.keys:
-            if below:
-                effects += self._saves.copy(now_s, key, below[0], nearest)
+            effects += self._saves.copy(now_s, key, below, nearest)
         return effects
 
     def _found(self, now_s: float, event: ObjectsFound) -> list[TierEffect]:
@@ -158,7 +160,7 @@ class TierMachine:
 
     def _woke(self, now_s: float) -> list[TierEffect]:
         self._wake_at_s = None
-        effects = [*self._lookups.overdue(now_s), *self._loads.overdue(now_s)]
+        effects = [*self._lookups.overdue(now_s), *self._loads.overdue(now_s), *self._saves.overdue(now_s)]
         for tier in self.shared.tiers:
             if tier.breaker.should_ping(now_s):
                 effects.append(Ping(self.shared.new_job(), tier.index, now_s + PING_DEADLINE_S))
@@ -171,7 +173,7 @@ class TierMachine:
         return effects
 
     def _wake(self) -> list[TierEffect]:
-        times = [self._lookups.next_deadline_s(), self._loads.next_deadline_s()]
+        times = [self._lookups.next_deadline_s(), self._loads.next_deadline_s(), self._saves.next_deadline_s()]
         for tier in self.shared.tiers:
             times += [tier.breaker.ping_at_s, tier.ledger.next_expiry_s()]
         at_s = min((time for time in times if time is not None), default=None)

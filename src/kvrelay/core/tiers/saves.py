@@ -11,19 +11,24 @@ from msgspec import Struct
 from kvrelay.core.tiers.effects import Announce, Check, SaveFinished, TierEffect, Transfer, Write
 from kvrelay.core.tiers.events import Checked, SaveAsked, Transferred, Written
 from kvrelay.core.tiers.outcome import Outcome
-from kvrelay.core.tiers.tier import Remembered, Shared, TierState
+from kvrelay.core.tiers.tier import Shared, TierState
+
+EVICTED = "evicted"
 
 
 class _Save(Struct):
     asked: SaveAsked
+    deadline_s: float
     outcomes: list[Outcome | None]  # per tier
 
 
 class _Target(Struct):
-    """One save in one tier: pieces that are verified so far, out of all of them and the manifest."""
+    """One save in one tier: pieces that are verified so far, out of all of them and the manifest. `awaits`: keys that
+    have to be gone before there is room."""
 
     save: _Save
     tier: TierState
+    awaits: set[bytes] = set()
     verified: int = 0
     existed: bool = False
     revoked: bool = False
@@ -34,10 +39,13 @@ class _Target(Struct):
 
 
 class _Copying(Struct):
+    """`further`: where else the key may be found. `evicts`: the source gives it up afterwards."""
+
     source: TierState
     target: TierState
     key: bytes
-    evicts: bool  # the source gives it up afterwards
+    further: tuple[TierState, ...]
+    evicts: bool
 
 
 class Saves:
@@ -47,23 +55,61 @@ class Saves:
         self._targets: dict[int, _Target] = {}
         self._copying: dict[int, _Copying] = {}
         self._copied: dict[tuple[int, bytes], int] = {}
-        self._seen = Remembered(shared.settings.max_remembered)
+        self._held: list[_Target] = []
 
     def ask(self, now_s: float, asked: SaveAsked) -> list[TierEffect]:
-        save = _Save(asked, [None] * len(self._shared.tiers))
+        deadline_s = now_s + self._shared.settings.write_deadline_s
+        save = _Save(asked, deadline_s, [None] * len(self._shared.tiers))
         self._open[asked.save] = save
         effects: list[TierEffect] = []
-        second_sight = self.seen_before(now_s, asked.key)
+        second_sight = self._shared.seen_before(asked.key)
         for tier in self._shared.tiers:
             wanted = tier.settings.write == "through" or (tier.settings.write == "selective" and second_sight)
             save.outcomes[tier.index] = Outcome.SKIPPED if not wanted else self._obstacle(tier, asked)
             if save.outcomes[tier.index] is not None:
                 self._shared.count(tier.index, "store", save.outcomes[tier.index] or Outcome.SKIPPED)
                 continue
-            effects += self.make_room(now_s, tier, asked.stored_bytes)
+            leaving = tier.ledger.victims(asked.stored_bytes)
             tier.ledger.reserve(asked.key, asked.stored_bytes)
-            effects += self._write(now_s, _Target(save, tier))
+            target = _Target(save, tier, set(leaving))
+            if leaving:
+                self._held.append(target)
+                effects += self._evict(now_s, tier, leaving)
+            else:
+                effects += self._write(now_s, target)
         return effects + self._finish_if_done(save)
+
+    def gone(self, now_s: float, tier: TierState, keys: tuple[bytes, ...]) -> list[TierEffect]:
+        """Evicted keys have left a tier, or cannot be made to: what waited for their room is written."""
+        effects: list[TierEffect] = []
+        for target in list(self._held):
+            if target.tier is tier:
+                target.awaits.difference_update(keys)
+                if not target.awaits:
+                    self._held.remove(target)
+                    effects += (
+                        self._end(now_s, target, Outcome.SKIPPED) if target.revoked else self._write(now_s, target)
+                    )
+        return effects
+
+    def overdue(self, now_s: float) -> list[TierEffect]:
+        """A save that is not over now has failed where it is not: what still lands is taken back."""
+        effects: list[TierEffect] = []
+        silent: dict[int, None] = {}
+        for target in [*self._targets.values(), *self._held]:
+            if target.save.deadline_s <= now_s and target.save.outcomes[target.tier.index] is None:
+                target.revoked = True
+                target.save.outcomes[target.tier.index] = Outcome.TIMEOUT
+                self._shared.count(target.tier.index, "store", Outcome.TIMEOUT)
+                silent[target.tier.index] = None
+        for save in [save for save in self._open.values() if save.deadline_s <= now_s]:
+            effects += self._finish_if_done(save)
+        for index in silent:
+            effects += self._shared.silent(now_s, self._shared.tiers[index])
+        return effects
+
+    def next_deadline_s(self) -> float | None:
+        return min((save.deadline_s for save in self._open.values()), default=None)
 
     def written(self, now_s: float, event: Written, tier: TierState) -> list[TierEffect]:
         target = self._targets.pop(event.job)
@@ -90,24 +136,24 @@ class Saves:
     def loaded(self, now_s: float, key: bytes, source: TierState) -> list[TierEffect]:
         """A key was loaded from a tier: the ones above it may want a copy."""
         effects: list[TierEffect] = []
-        second_sight = self.seen_before(now_s, key)
+        second_sight = self._shared.seen_before(key)
         for tier in self._shared.tiers[: source.index]:
             wish = tier.settings.promote
             if wish == "always" or (wish == "second_sight" and second_sight):
-                effects += self.copy(now_s, key, source, tier)
+                effects += self.copy(now_s, key, (source,), tier)
         return effects
 
     def copy(
-        self, now_s: float, key: bytes, source: TierState, target: TierState, *, evicts: bool = False
+        self, now_s: float, key: bytes, sources: tuple[TierState, ...], target: TierState, *, evicts: bool = False
     ) -> list[TierEffect]:
-        """Copy a stored object between tiers in the background, once at a time."""
-        if not target.in_use or (target.index, key) in self._copied or key in target.ledger:
+        """Copy a stored object in the background, from the first of `sources` that has it; once at a time."""
+        if not sources or not target.in_use or (target.index, key) in self._copied or key in target.ledger:
             return []
         job = self._shared.new_job()
-        self._copying[job] = _Copying(source, target, key, evicts)
+        self._copying[job] = _Copying(sources[0], target, key, sources[1:], evicts)
         self._copied[target.index, key] = job
         deadline_s = now_s + self._shared.settings.write_deadline_s
-        return list(source.reads.submit(Transfer(job, source.index, target.index, key, deadline_s)))
+        return list(sources[0].reads.submit(Transfer(job, sources[0].index, target.index, key, deadline_s)))
 
     def transferred(self, now_s: float, event: Transferred) -> list[TierEffect]:
         copying = self._copying.pop(event.job)
@@ -115,6 +161,8 @@ class Saves:
         del self._copied[target.index, key]
         self._shared.count(target.index, "copy", event.outcome)
         effects: list[TierEffect] = []
+        if event.outcome is Outcome.MISS and copying.further:
+            return self.copy(now_s, key, copying.further, target)
         if event.outcome is Outcome.STORED:
             self._shared.count_bytes(target.index, "written", event.stored_bytes)
             if self._shared.revoked.has(key, now_s):
@@ -125,39 +173,22 @@ class Saves:
                 self._shared.shunned[target.index].discard(key)
                 effects.append(Announce(target.index, key, event.stored_bytes))
         if copying.evicts:
-            effects.append(self._shared.remove(now_s, copying.source, (key,), why="evicted"))
+            effects.append(self._shared.remove(now_s, copying.source, (key,), why=EVICTED))
         return effects
 
     def make_room(self, now_s: float, tier: TierState, size: int) -> list[TierEffect]:
-        """Evict what has to go, into the tier below if that one takes what was evicted."""
-        leaving = tier.ledger.victims(size)
-        if not leaving:
-            return []
-        below = next((t for t in self._shared.tiers[tier.index + 1 :] if t.settings.write == "back"), None)
-        effects: list[TierEffect] = []
-        for key in leaving:
-            self._shared.count(tier.index, "evict", Outcome.STORED)
-            copies = [] if below is None else self.copy(now_s, key, tier, below, evicts=True)
-            if copies or (below is not None and (below.index, key) in self._copied):
-                effects += copies
-            else:
-                effects.append(self._shared.remove(now_s, tier, (key,), why="evicted"))
-        return effects
+        """Evict what has to go before `size` more bytes fit."""
+        return self._evict(now_s, tier, tier.ledger.victims(size))
 
     def revoke(self, keys: tuple[bytes, ...]) -> None:
         """Deleted while being written: the write is undone when it is over."""
-        for target in self._targets.values():
+        for target in [*self._targets.values(), *self._held]:
             if target.save.asked.key in keys:
                 target.revoked = True
 
-    def seen_before(self, now_s: float, key: bytes) -> bool:
-        before = self._seen.has(key, now_s)
-        self._seen.add(key, float("inf"))
-        return before
-
     @property
     def under_way(self) -> int:
-        return len(self._targets) + len(self._copying)
+        return len(self._targets) + len(self._copying) + len(self._held)
 
     def _obstacle(self, tier: TierState, asked: SaveAsked) -> Outcome | None:
         if not tier.in_use:
@@ -167,6 +198,21 @@ class Saves:
         if len(tier.writes.waiting) >= self._shared.settings.max_waiting_writes:
             return Outcome.REFUSED
         return None
+
+    def _evict(self, now_s: float, tier: TierState, leaving: list[bytes]) -> list[TierEffect]:
+        """Into the tier below if that one takes what was evicted, else away."""
+        below = next((t for t in self._shared.tiers[tier.index + 1 :] if t.settings.write == "back"), None)
+        effects: list[TierEffect] = []
+        for key in leaving:
+            self._shared.count(tier.index, "evict", Outcome.STORED)
+            copies = [] if below is None else self.copy(now_s, key, (tier,), below, evicts=True)
+            under_way = None if below is None else self._copied.get((below.index, key))
+            if under_way is None:
+                effects.append(self._shared.remove(now_s, tier, (key,), why=EVICTED))
+            else:
+                self._copying[under_way].evicts = True
+                effects += copies
+        return effects
 
     def _write(self, now_s: float, target: _Target) -> list[TierEffect]:
         job, asked = self._shared.new_job(), target.save.asked
@@ -179,24 +225,25 @@ class Saves:
     def _end(self, now_s: float, target: _Target, outcome: Outcome) -> list[TierEffect]:
         tier, asked = target.tier, target.save.asked
         effects: list[TierEffect] = []
-        if outcome is Outcome.STORED and not target.revoked:
+        if outcome is Outcome.STORED and not target.revoked and target.save.asked.save in self._open:
             tier.ledger.commit(asked.key, asked.stored_bytes, now_s)
             self._shared.shunned[tier.index].discard(asked.key)
             self._shared.count_bytes(tier.index, "written", 0 if target.existed else asked.stored_bytes)
             effects.append(Announce(tier.index, asked.key, asked.stored_bytes))
         else:
             tier.ledger.cancel(asked.key)
-            if target.revoked:
+            if target.revoked and outcome is Outcome.STORED:
                 outcome = Outcome.SKIPPED
             if not target.existed:  # nothing, a part, or (the answer was lost) all of it: none of it may stay
                 effects.append(self._shared.remove(now_s, tier, (asked.key,), why="not stored"))
-        self._shared.count(tier.index, "store", outcome)
-        target.save.outcomes[tier.index] = outcome
+        if target.save.outcomes[tier.index] is None:
+            self._shared.count(tier.index, "store", outcome)
+            target.save.outcomes[tier.index] = outcome
         return effects + self._finish_if_done(target.save)
 
     def _finish_if_done(self, save: _Save) -> list[TierEffect]:
         outcomes = tuple(outcome for outcome in save.outcomes if outcome is not None)
-        if len(outcomes) < len(save.outcomes):
+        if len(outcomes) < len(save.outcomes) or save.asked.save not in self._open:
             return []
         del self._open[save.asked.save]
         return [SaveFinished(save.asked.save, outcomes)]

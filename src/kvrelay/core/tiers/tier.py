@@ -69,6 +69,7 @@ class Shared:
         self.prefill = PrefillRate()
         self.shunned = tuple(Remembered(settings.max_remembered) for _ in settings.tiers)
         self.revoked = Remembered(settings.max_remembered)
+        self._seen = Remembered(settings.max_remembered)
         self.counts: dict[tuple[int, str, Outcome], int] = {}
         self.bytes_moved: dict[tuple[int, str], int] = {}
         self.phantoms = 0
@@ -78,6 +79,15 @@ class Shared:
     def new_job(self) -> int:
         self._jobs += 1
         return self._jobs
+
+    def seen_before(self, key: bytes) -> bool:
+        """Second sight: was this key saved or loaded before? It was from now on."""
+        before = self.seen(key)
+        self._seen.add(key, float("inf"))
+        return before
+
+    def seen(self, key: bytes) -> bool:
+        return self._seen.has(key, 0.0)
 
     def draw(self) -> float:
         """Uniform in 0..1 from the seed (SplitMix64)."""

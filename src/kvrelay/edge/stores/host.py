@@ -232,7 +232,10 @@ class TierHost:
         if destinations is None:
             return self._fetched(job, began_s, Outcome.SKIPPED, 0)
         wanted = destinations.wanted[job.position]
-        with reader.fetch(wanted, destinations.lease, job.position, deadline_s=deadline_s) as (outcome, moved):
+        with reader.fetch(wanted, destinations.lease, job.position, deadline_s=deadline_s, keep=job.keep) as (
+            outcome,
+            moved,
+        ):
             return self._fetched(job, began_s, outcome, moved)
 
     def _fetched(self, job: Fetch, began_s: float, outcome: Outcome, moved: int) -> tuple[TierEffect, ...]:

@@ -23,6 +23,7 @@ from kvrelay.edge.stores.keys import KeyRing
 from kvrelay.edge.stores.object import HEAD_BYTES, TAG_BYTES, Head, Owner, Verdict, check_payload, parse_head, unpack
 from kvrelay.edge.stores.store import Buffer, NoSpace, Store, StoreError, StoreTimeout
 
+_MOST_KEPT = 16
 _MAX_MANIFEST = 65_536  # bytes; a manifest that claims to be larger is none
 
 
@@ -44,12 +45,17 @@ class Reader:
         self._ring = ring
         self._codec = codec
         self._scratch = Scratch()
+        self._kept: dict[bytes, Buffer] = {}
         self.last_refusal = ""
 
     @contextmanager
-    def fetch(self, wanted: Wanted, lease: Lease, position: int, *, deadline_s: float) -> Iterator[tuple[Outcome, int]]:
-        """Fetch into the destination; while the context is open, nobody takes it away. Raises nothing of its own."""
-        direct = self._store.bounded and self._codec == RAW
+    def fetch(
+        self, wanted: Wanted, lease: Lease, position: int, *, deadline_s: float, keep: bool
+    ) -> Iterator[tuple[Outcome, int]]:
+        """Fetch into the destination; while the context is open, nobody takes it away. Raises nothing of its own.
+
+        `keep`: a `transfer` of the same object is likely to follow, and need not read it again."""
+        direct = self._store.bounded and self._codec == RAW and not keep
         until_s = time.monotonic() + deadline_s
         try:
             if direct:
@@ -60,6 +66,8 @@ class Reader:
         except StoreError as error:
             yield _outcome_of(error), 0
             return
+        if keep and data is not None:
+            self._keep(wanted.name, data)
         with lease.writing(position) as into:
             yield (Outcome.SKIPPED, 0) if into is None else self._unpacked(wanted, data, into, until_s)
 
@@ -82,7 +90,7 @@ class Reader:
     def transfer(self, name: bytes, target: Store, *, ttl_s: float | None, deadline_s: float) -> tuple[Outcome, int]:
         """Copy a stored object as it is to another store, if it is sound; its stored bytes."""
         until_s = time.monotonic() + deadline_s
-        data = self._store.read(name, deadline_s=deadline_s)
+        data = self._kept.pop(name, None) or self._store.read(name, deadline_s=deadline_s)
         head = parse_head(_view(data)) if data is not None else Verdict(Outcome.MISS)
         if isinstance(head, Verdict):
             return head.outcome, 0
@@ -98,6 +106,12 @@ class Reader:
                 moved += size
         target.write(name, [_view(data)], only_if_absent=True, deadline_s=_left(until_s), ttl_s=ttl_s)
         return Outcome.STORED, moved + _view(data).nbytes
+
+    def _keep(self, name: bytes, data: Buffer) -> None:
+        """Few, and not for long: whoever wants them asks at once."""
+        self._kept[name] = data
+        while len(self._kept) > _MOST_KEPT:
+            self._kept.pop(next(iter(self._kept)), None)
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
