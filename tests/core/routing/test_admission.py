@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvrelay.core.model.effects import Refuse
-from kvrelay.core.model.events import AttemptFailed, ClientLeft, ProbeAnswered, WokeUp
+from kvrelay.core.model.events import AttemptFailed, ClientLeft, FirstTokenSeen, ProbeAnswered, WokeUp
 from kvrelay.core.model.prompt import Tenant
 from kvrelay.core.model.units import Fault, Status
 from kvrelay.core.routing.admission import AdmissionQueue, Futile, Queued
+from kvrelay.core.routing.capacity import Capacity
 from tests.core.routing.rig import Rig, chosen, text
 
 
@@ -144,6 +145,24 @@ def test_every_place_is_given_to_exactly_one_of_those_who_wait(busy):
         assert busy.ask(text(2), request_id=f"w{i}") is None
     busy.finish("r1")
     assert busy.router.status(busy.now).queue_depth == 2 and busy.load("a")[0] == busy.load("b")[0] == 1
+
+
+def test_a_long_prefill_counts_as_several_requests_until_its_first_token():
+    rig = Rig(policy="round_robin", queue_depth=3, capacity=Capacity(prefill_weight=100.0))
+    rig.join("a", max_active_requests=4)
+    assert rig.ask(text(1, blocks=10), request_id="long") == "a", "an idle worker takes any request"
+    assert rig.ask(text(2), request_id="short") is None
+    served = rig.step(FirstTokenSeen("long"))
+    assert chosen(served) == "a", "the place is free with the first token, not with the last"
+    rig.router.check()
+
+
+def test_long_contexts_that_generate_fill_a_worker():
+    rig = Rig(policy="round_robin", capacity=Capacity(decode_weight=1_000.0))
+    rig.join("a", "b", max_active_requests=8)
+    assert [rig.ask(text(1, blocks=10), request_id=name) for name in ("r1", "r2")] == ["a", "b"]
+    rig.step(FirstTokenSeen("r1"))
+    assert [rig.ask(text(2)), rig.ask(text(3))] == ["b", "b"], "a has eleven blocks, which are as many requests"
 
 
 def test_a_full_queue_refuses_early_with_a_hint(busy):

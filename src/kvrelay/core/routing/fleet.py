@@ -16,11 +16,12 @@ from kvrelay.core.index.agent_word import AgentWord
 from kvrelay.core.index.approximate import Approximate
 from kvrelay.core.index.drift import Drift
 from kvrelay.core.index.sequence import Sequence
-from kvrelay.core.load.ledger import ACTIVE, Ledger
+from kvrelay.core.load.ledger import Ledger
 from kvrelay.core.model.arrays import Ints
 from kvrelay.core.model.events import WorkerSpec
 from kvrelay.core.model.ids import TargetId, WorkerId
 from kvrelay.core.model.units import IndexState
+from kvrelay.core.routing.capacity import Capacity
 from kvrelay.core.routing.health import Health, Standing
 from kvrelay.core.routing.refusals import Refusals
 
@@ -101,7 +102,8 @@ _NOBODY: Ints = np.zeros(0, dtype=np.int64)
 class FleetView:
     """Registry of live workers by name and of their targets by slot."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, capacity: Capacity) -> None:
+        self.capacity = capacity
         self.workers: dict[str, Worker] = {}
         self.targets: list[Target | None] = []
         self.drained: dict[str, None] = {}  # an operator's wish, by name: it is older and lives longer than a process
@@ -226,7 +228,7 @@ class FleetView:
         if not self._limited:
             return found
         limits = self._limits[found.slots]
-        free = found.slots[(limits == 0) | (ledger.table()[ACTIVE].take(found.slots) < limits)]
+        free = found.slots[(limits == 0) | (self.capacity.used_of_all(ledger.table()).take(found.slots) < limits)]
         return Candidates(free, None if len(free) else "at_capacity", last_resort=found.last_resort)
 
     def _not_refusing(self, now: float, found: Candidates) -> Candidates:
@@ -242,7 +244,7 @@ class FleetView:
         """Whether it is at its limit or has just said "not now"."""
         target = self.at(slot)
         limit = self._limit(target)
-        full = bool(limit) and ledger.slots[slot].active_requests >= limit
+        full = bool(limit) and self.capacity.used(ledger.slots[slot]) >= limit
         return full or target.id.worker.name in self.refusals.passed_over(now)
 
     def _limit(self, target: Target | None) -> int:

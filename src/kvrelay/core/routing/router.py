@@ -116,7 +116,7 @@ class Router:
         self.epochs = Epochs(epochs)
         self._scorer = settings.scorer
         self.policy = self._make_policy(settings.policy, settings.scorer)
-        self._fleet = FleetView()
+        self._fleet = FleetView(capacity=settings.capacity)
         self._keeper = Keeper(settings, self._fleet)
         self._ledger = Ledger(initial_prefill_tokens_per_s=settings.initial_prefill_tokens_per_s)
         self._affinity = Affinity(ttl_s=settings.affinity_ttl_s, max_sessions=settings.max_sessions)
@@ -858,6 +858,7 @@ class Router:
         assert settings.key_seed == old.key_seed, "the keys of the index cannot change under it"
         self._affinity.change(ttl_s=settings.affinity_ttl_s)
         self._retry.change(attempts=settings.retry_attempts, budget_ratio=settings.retry_budget_ratio)
+        self._fleet.capacity = settings.capacity
         self._waiting.change(depth=settings.queue_depth, wait_s=settings.queue_wait_s)
         for worker in self._fleet.workers.values():
             worker.health.change(failures_to_down=settings.health_failures, successes_to_up=settings.health_successes)

@@ -145,6 +145,20 @@ class Limits(Section):
         ge=1024,
         le=2**20,
     )
+    prefill_weight: float = key(
+        _ROUTER.capacity.prefill_weight,
+        "Requests that a thousand prefill tokens count as, towards a worker's max_active_requests; 0: nothing extra.",
+        "Higher: fewer long prompts at a time on one worker, so that short ones behind them wait less.",
+        ge=0,
+        le=1000,
+    )
+    decode_weight: float = key(
+        _ROUTER.capacity.decode_weight,
+        "The same for a thousand KV blocks of requests that generate.",
+        "Higher: fewer long contexts at a time on one worker, so that its KV cache is not overcommitted.",
+        ge=0,
+        le=1000,
+    )
     queue_depth: int = key(
         0,
         "Requests that may wait in the gateway for a worker below its max_active_requests; 0: none wait.",
