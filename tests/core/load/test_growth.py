@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from kvrelay.core.load import growth as growing
 from kvrelay.core.load.growth import Growth
+from kvrelay.core.model.events import WorkerDrained, WorkerResumed
 from tests.core.index.worlds import keys
-from tests.core.routing.rig import Rig, text
+from tests.core.routing.rig import SIZE, Rig, text
 
 
 def growth(slots: int = 2) -> Growth:
@@ -105,6 +106,22 @@ def test_a_conversation_whose_worker_was_lost_begins_anew():
     place(made, 0, [1, 2], matched=1)
     made.drop_slot(0)
     assert made.continues(keys([1, 2, 3]), 2) is None
+
+
+def test_a_conversation_is_recognised_on_workers_of_another_block_size():
+    rig = Rig()
+    sizes = {"a": SIZE, "b": 2 * SIZE}
+    for name, size in sizes.items():
+        rig.join(name, block_size_tokens=size)
+    for name, size in sizes.items():
+        first, second = text(size, blocks=8), np.concatenate([text(size, blocks=8), text(9, blocks=4)])
+        rig.step(WorkerDrained("b" if name == "a" else "a"))
+        assert rig.serve(first).chosen_worker == name
+        rig.hold(name, first, size=size)
+        begun = sum(rig.router._ledger.growth._begun)
+        rig.serve(second)
+        assert sum(rig.router._ledger.growth._begun) == pytest.approx(begun, rel=0.01)
+        rig.step(WorkerResumed("b" if name == "a" else "a"))
 
 
 def family(number: int, session: int, turns: int) -> np.ndarray:

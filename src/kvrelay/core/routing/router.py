@@ -358,7 +358,7 @@ class Router:
             self._ledger.growth.placed(
                 now,
                 decision.slot,
-                keys,
+                next(iter(prompt.keys.values())),  # of the one size in which conversations are looked for
                 matched_tokens=decision.claimed_tokens,
                 prefill_tokens=max(0, prompt_tokens - decision.claimed_tokens),
                 continues=decision.continues,
