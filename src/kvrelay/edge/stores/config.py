@@ -16,9 +16,12 @@ from kvrelay.core.model.units import Tier
 from kvrelay.core.tiers.settings import Eviction, FailurePolicy, Promotion, TierSettings, TiersSettings, WritePolicy
 from kvrelay.edge.stores.file import FileStore, shared_memory
 from kvrelay.edge.stores.memory import MemoryStore
+from kvrelay.edge.stores.peer import PeerStore
+from kvrelay.edge.stores.s3 import S3Store, credentials
 from kvrelay.edge.stores.store import Store
 from kvrelay.edge.stores.valkey import ValkeyStore
 
+_LEAST_S3_TIMEOUT_S = 0.25  # of the client, whose time-out is one for all calls; requests have their own deadline
 DEFAULT_PORTS = {"valkey": 6379, "valkeys": 6379, "redis": 6379, "rediss": 6379, "peer": 8200}
 
 
@@ -149,6 +152,32 @@ def _valkey(url: SplitResult, query: dict[str, str], capacity_bytes: int | None,
     )
 
 
+def _s3(url: SplitResult, query: dict[str, str], capacity_bytes: int | None, deadline_s: float) -> Store:
+    if not url.netloc:
+        raise StoreConfigError(f"`{url.geturl()}` is not s3://BUCKET/PREFIX?endpoint=URL")
+    access_key, secret_key = credentials()
+    return S3Store(
+        url.netloc,
+        url.path.strip("/"),
+        endpoint=query.get("endpoint"),
+        region=query.get("region", "us-east-1"),
+        timeout_s=max(deadline_s, _LEAST_S3_TIMEOUT_S),
+        access_key=access_key,
+        secret_key=secret_key,
+    )
+
+
+def _peer(url: SplitResult, query: dict[str, str], capacity_bytes: int | None, deadline_s: float) -> Store:
+    if not url.hostname:
+        raise StoreConfigError(f"`{url.geturl()}` is not peer://HOST:PORT")
+    return PeerStore(
+        url.hostname,
+        url.port or DEFAULT_PORTS["peer"],
+        token=_secret(query.get("token_file")),
+        tls=ssl.create_default_context(cafile=query.get("ca")) if query.get("tls") == "1" else None,
+    )
+
+
 OPENERS: dict[str, Opener] = {
     "memory": _memory,
     "file": _file,
@@ -156,6 +185,8 @@ OPENERS: dict[str, Opener] = {
     "valkeys": _valkey,
     "redis": _valkey,
     "rediss": _valkey,
+    "s3": _s3,
+    "peer": _peer,
 }
 
 
