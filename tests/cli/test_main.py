@@ -20,8 +20,7 @@ def talk_after(*arguments: str) -> str:
         (
             "srve",
             "error: unknown command `srve` (from `kvrelay`)\n"
-            "  known commands: `agent`, `chaos`, `config`, `dashboard`, `demo`, `doctor`, `mock`, `receipts`,"
-            " `scrape-map`, `serve`, `tune`\n"
+            f"  known commands: {', '.join(f'`{name}`' for name in sorted(COMMANDS))}\n"
             "hint: did you mean `serve`?\n",
         ),
         (

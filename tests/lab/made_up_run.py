@@ -84,7 +84,7 @@ def _sample(
     return Sample(
         arm=arm.name, policy=arm.policy, repeat=arm.repeat, request_id=request_id, session_id=session_id, turn=turn,
         due_ms=due_ms, sent_ms=due_ms + 0.3, ended_ms=due_ms + ttft_ms + 60,
-        ttft_ms=ttft_ms, ttft_sent_ms=ttft_ms - 0.3, itl_ms=(4.0, 4.2, 4.1),
+        first_token_ms=due_ms + ttft_ms, ttft_ms=ttft_ms, ttft_sent_ms=ttft_ms - 0.3, itl_ms=(4.0, 4.2, 4.1),
         http_status=200, worker=worker, completion_tokens=16, cached_tokens=hit,
     )  # fmt: skip
 

@@ -63,16 +63,16 @@ def load_trace(path: Path | None, *, bundled: str = "without `--trace`") -> Any:
     return source
 
 
-def policy_names(text: str) -> tuple[str, ...]:
+def policy_names(text: str, *, source: str = "`--policies`") -> tuple[str, ...]:
     from kvrelay.edge.system.sections import PolicyName
 
     legal = get_args(PolicyName)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
         if name not in legal:
-            messages.fail(messages.unknown_name("policy", name, legal, source="`--policies`"))
+            messages.fail(messages.unknown_name("policy", name, legal, source=source))
     if not names:
-        messages.fail(messages.bad_value("policies", text, "at least one policy name", source="`--policies`"))
+        messages.fail(messages.bad_value("policies", text, "at least one policy name", source=source))
     return names
 
 
@@ -86,10 +86,14 @@ def make_folder(out: Path) -> None:
 def run_to_end(work: Coroutine[Any, Any, Answer]) -> Answer:
     """Runs `work`; on Ctrl-C or SIGTERM everything that it started is stopped first, then the process ends with 130 or
     143. Arms that cannot be run (a port, a process, a primer) end it with a message."""
+    from kvrelay.cli.messages import replay as words
     from kvrelay.core.traces.trace import TraceError
     from kvrelay.edge.worker.launch import WorkerStartError
-    from kvrelay.lab.arms.arm import PrimerError
+    from kvrelay.lab.arms.arm import PrimerError, ResetRefused
+    from kvrelay.lab.arms.fleets import FleetUnusable
     from kvrelay.lab.arms.gateway_process import GatewayStartError
+    from kvrelay.lab.arms.measure import PlanRefused
+    from kvrelay.lab.arms.order import OrderRefused
 
     terminated = False
 
@@ -111,7 +115,13 @@ def run_to_end(work: Coroutine[Any, Any, Answer]) -> Answer:
         messages.fail(messages.STOPPED, code=128 + (signal.SIGTERM if terminated else signal.SIGINT))
     except TraceError as problem:
         messages.fail(messages.bad_trace(None, problem.line, problem.found, problem.legal))
-    except (WorkerStartError, GatewayStartError, PrimerError) as problem:
+    except PlanRefused as problem:
+        messages.fail(words.plan_refused(str(problem)))
+    except OrderRefused as problem:
+        messages.fail(words.order_refused(str(problem)))
+    except ResetRefused as problem:
+        messages.fail(words.reset_was_refused(str(problem)))
+    except (WorkerStartError, GatewayStartError, PrimerError, FleetUnusable) as problem:
         messages.fail(messages.arm_failed(str(problem)), code=messages.UNKNOWN)
 
 

@@ -23,6 +23,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dashboard": ("kvrelay.cli.dashboard", "Print the Grafana dashboard, alert rules, table of metrics, runbook."),
     "scrape-map": ("kvrelay.cli.scrape_map", "List how a worker's metrics page is understood."),
     "config": ("kvrelay.cli.config", "Show, explain and check the configuration."),
+    "replay": ("kvrelay.cli.replay", "Replay a trace under several policies, arms isolated, and judge by gates."),
+    "gates": ("kvrelay.cli.gates", "Check and lock the gates that a replay is judged by."),
+    "report": ("kvrelay.cli.report", "Count, compare and judge a run on disk again."),
+    "manifest": ("kvrelay.cli.manifest", "Check what a run states of itself; put two runs together."),
+    "arms": ("kvrelay.cli.arms", "Show in what arms differ; check a plan of contenders."),
     "tune": ("kvrelay.cli.tune", "Sweep policy weights against an SLO stated beforehand."),
 }
 

@@ -197,7 +197,7 @@ def publisher_missing(endpoint: str, waited_s: float) -> str:
 def run_planned(plan: Plan, arms: int) -> str:
     """Said before the first arm, so that a run that breaks off can be repeated."""
     sessions = f"{plan.requests} requests of {len(plan.sessions)} sessions ({plan.prompt_tokens:,} prompt tokens)"
-    return f"seed {plan.seed}; {arms} {'arm' if arms == 1 else 'arms'} on fresh mock workers, each with {sessions}"
+    return f"seed {plan.seed}; {arms} {'arm' if arms == 1 else 'arms'} each with {sessions}"
 
 
 def arm_ended(facts: ArmFacts) -> str:

@@ -282,7 +282,9 @@ def _worst(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def _all_words(parts: Sequence[GateOutcome]) -> str:
-    return "; ".join(f"{part.outcome.value}: {part.reason}" for part in parts)
+    """Of those parts that decide it."""
+    worst = _together(parts)
+    return "; ".join(part.reason for part in parts if part.outcome is worst)
 
 
 def _words(limit: Limit | PairedLimit) -> str:

@@ -133,7 +133,15 @@ async def _run(arm: Arm, task: ArmTask, folder: Path, keep: Callable[[Sample], N
                 save_pages(folder / "metrics_before", before)
                 started_s, began_s = time.time(), time.monotonic()
                 async with UsageWatch(workers) as usage:
-                    await replay(task.plan, client, arm=arm, model=task.model, on_sample=keep, cache_salt=salt)
+                    await replay(
+                        task.plan,
+                        client,
+                        arm=arm,
+                        model=task.model,
+                        on_sample=keep,
+                        cache_salt=salt,
+                        max_in_flight=settings.max_in_flight,
+                    )
                 replay_s = time.monotonic() - began_s
                 await asyncio.sleep(SETTLE_S)
                 after = await read_all(workers)

@@ -16,9 +16,11 @@ import aiohttp
 from msgspec import Struct
 
 from kvrelay.core.gates.evidence import Hardware, Layer, hardware_of, layer_of
+from kvrelay.edge.connectors import ask
 from kvrelay.edge.connectors.base import WorkerAnswerUnusable, WorkerUnreachable
 from kvrelay.edge.connectors.registry import CONNECTORS, detect
 from kvrelay.edge.system.sections import WorkerConfig
+from kvrelay.edge.system.urls import join_url
 from kvrelay.edge.worker.launch import MockFleet, RunningWorker
 from kvrelay.lab.arms import local_process
 from kvrelay.lab.arms.fleet_file import FleetFile
@@ -44,6 +46,7 @@ class ArmWorker(Struct, frozen=True, kw_only=True):
     incarnation: str | None = None
     block_size_tokens: int | None = None
     models: tuple[str, ...] = ()
+    max_model_len: int | None = None  # longest prompt and answer together
     pid: int | None = None
     log: str | None = None
     gpu_uuids: tuple[str, ...] | None = None
@@ -161,6 +164,7 @@ class StandingFleet:
             incarnation=said.incarnation,
             block_size_tokens=said.spec.block_size_tokens or config.block_size,
             models=said.spec.models,
+            max_model_len=await _max_model_len(session, config.url, headers),
             pid=pid,
             log=noted.log if noted and noted.log else (None if pid is None else local_process.log_path(pid)),
             gpu_uuids=noted.gpu_uuids if noted and noted.gpu_uuids else _gpu_uuids(pid),
@@ -197,6 +201,23 @@ def _of_mock(worker: RunningWorker) -> ArmWorker:
         hash_seed=worker.spec.hash_seed,
         endpoints=tuple(url for url in (worker.events, worker.replay) if url is not None),
     )
+
+
+class _Model(Struct):
+    max_model_len: int | None = None
+
+
+class _Models(Struct):
+    data: list[_Model] = []
+
+
+async def _max_model_len(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> int | None:
+    """vLLM and SGLang say it in their list of models; None where nobody says it."""
+    try:
+        models = await ask.get_json(session, join_url(url, "/v1/models"), headers, _Models)
+    except WorkerAnswerUnusable:
+        return None
+    return min((model.max_model_len for model in models.data if model.max_model_len is not None), default=None)
 
 
 def _hardware(engine: str, pid: int | None) -> Hardware:

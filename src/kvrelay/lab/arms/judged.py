@@ -56,7 +56,8 @@ def evidence_of(
     unanswered: Sequence[str],
     broken: Sequence[str],
 ) -> Evidence:
-    states = {facts.arm: facts.isolation.state for facts in manifest.observed}
+    """`results` are of the policies that are judged: what happened to others proves nothing about these."""
+    states = {facts.arm: facts.isolation.state for facts in manifest.observed if facts.policy in results}
     return Evidence(
         layer=Layer(manifest.stated.fleet.layer),
         hardware=_hardware(manifest),

@@ -46,7 +46,10 @@ def rule_on(measured: Measured, folder: Path, registration: Registration) -> Rul
     baseline = gates.baseline if gates is not None else next(iter(measured.manifest.stated.settings.policies))
     sameness = sameness_of(folder, manifest)
     unanswered = recount(manifest, measured.rows, measured.arms)
-    evidence = evidence_of(manifest, measured.results, registration, unanswered, sameness.problems)
+    judged = measured.results
+    if gates is not None:
+        judged = {name: judged[name] for name in (gates.candidate, gates.baseline) if name in judged}
+    evidence = evidence_of(manifest, judged, registration, unanswered, sameness.problems)
     edges = gates.edges if gates is not None else Edges()
     comparisons = {
         policy: compare_policies(

@@ -67,6 +67,7 @@ class RunSettings(Struct, frozen=True):
     reset: Reset = Reset.FRESH_PROCESSES
     cut: CutRule = CutRule(max_context_tokens=98_304, max_turns_per_session=5, min_turns_per_session=3, max_sessions=24)
     scale: Scale = Scale(block_tokens=16, time_divisor=60.0, session_gap_ms=40.0, max_gap_ms=150.0, max_output_tokens=8)
+    max_in_flight: int | None = None  # a cap makes the load follow the fleet's speed: no open loop any more
     primer_prompts_per_worker: int = 2
     primer_tokens: int = 1024
     request_timeout_s: float = 60.0
