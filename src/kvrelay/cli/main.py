@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("kvrelay.cli.report", "Count, compare and judge a run on disk again."),
     "manifest": ("kvrelay.cli.manifest", "Check what a run states of itself; put two runs together."),
     "arms": ("kvrelay.cli.arms", "Show in what arms differ; check a plan of contenders."),
+    "trace": ("kvrelay.cli.trace", "Look into traces, convert them, cut them down, make prompts of them."),
     "tune": ("kvrelay.cli.tune", "Sweep policy weights against an SLO stated beforehand."),
 }
 

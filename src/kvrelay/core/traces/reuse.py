@@ -9,6 +9,7 @@ differs between sources, so every figure names its rule: `listed` counts all ids
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Container, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -29,6 +30,7 @@ class Request(Struct, frozen=True):
     family_hit_blocks: int  # what its parent, its sub-agents or their siblings had sent before
     input_tokens: int
     hit_tokens: int
+    idle_ms: float | None  # since the deepest hit block was last asked for; null without a hit
 
 
 class Reuse(Struct, frozen=True):
@@ -59,53 +61,58 @@ class Reuse(Struct, frozen=True):
         return self.hit_blocks - self.own_hit_blocks - self.family_hit_blocks
 
 
-def endless_cache(trace: Trace, *, tail_rule: TailRule = "listed") -> list[Request]:
-    """Every request in the order of arrival."""
+def endless_cache(
+    trace: Trace, *, tail_rule: TailRule = "listed", owners: Sequence[str] | None = None
+) -> list[Request]:
+    """Every request in the order of arrival. `owners` are names of sessions to use instead of the trace's own."""
     size = trace.block_size_tokens
-    seen: set[tuple[int, int]] = set()
+    families = _families(trace)
+    touched_ms: dict[str, dict[int, float]] = defaultdict(dict)  # by scope: block -> when it was last asked for
     owned: dict[str, set[int]] = defaultdict(set)  # ids have one scope within a session and its family
     kin: dict[str, set[int]] = defaultdict(set)
-    scopes = {name: number for number, name in enumerate(dict.fromkeys(s.scope for s in trace.sessions))}
-    families = _families(trace)
     found = []
-    for arrival in arrivals(trace):
+    for number, arrival in enumerate(arrivals(trace)):
         session, turn = arrival.session, arrival.turn
-        scope, family = scopes[session.scope], families[session.session_id]
+        owner = owners[number] if owners is not None else session.session_id
         ids = turn.block_ids if tail_rule == "listed" or not size else turn.block_ids[: turn.input_tokens // size]
-        own, relatives = owned[session.session_id], kin[family]
-        depth = own_hits = family_hits = 0
-        for block in ids:
-            if (scope, block) not in seen:
-                break
-            depth += 1
-            if block in own:
-                own_hits += 1
-            elif block in relatives:
-                family_hits += 1
-        seen.update((scope, block) for block in ids[depth:])
+        touched, own = touched_ms[session.scope], owned[owner]
+        relatives = kin[families.get(owner, owner)]
+        depth = _prefix_in(touched, ids)
+        hits = ids[:depth]
+        own_hits = sum(map(own.__contains__, hits))
+        family_hits = sum(map(relatives.__contains__, hits)) - own_hits
+        idle_ms = arrival.at_ms - touched[hits[-1]] if hits else None
+        touched.update(dict.fromkeys(ids, arrival.at_ms))
         own.update(ids)
         relatives.update(ids)
         hit_tokens = min(depth * size, turn.input_tokens)
         found.append(
             Request(
                 at_ms=arrival.at_ms,
-                session_id=session.session_id,
+                session_id=owner,
                 blocks=len(ids),
                 hit_blocks=depth,
                 own_hit_blocks=own_hits,
                 family_hit_blocks=family_hits,
                 input_tokens=turn.input_tokens,
                 hit_tokens=hit_tokens,
+                idle_ms=idle_ms,
             )
         )
     return found
+
+
+def _prefix_in(known: Container[int], ids: Sequence[int]) -> int:
+    """How many ids from the first on are known, up to the first that is not."""
+    present = list(map(known.__contains__, ids))
+    return len(ids) if all(present) else present.index(False)
 
 
 def reuse_of(trace: Trace, *, tail_rule: TailRule = "listed") -> Reuse:
     return add_up(endless_cache(trace, tail_rule=tail_rule), tail_rule=tail_rule)
 
 
-def add_up(requests: list[Request], *, tail_rule: TailRule) -> Reuse:
+def add_up(requests: Sequence[Request], *, tail_rule: TailRule) -> Reuse:
     late = requests[len(requests) // 2 :]
     late_tokens = sum(request.input_tokens for request in late)
     blocks, hit_blocks = sum(r.blocks for r in requests), sum(r.hit_blocks for r in requests)
