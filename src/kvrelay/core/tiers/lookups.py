@@ -120,12 +120,12 @@ class Lookups:
         return verdict
 
     def _sample(self, now_s: float, asked: LookupAsked, places: tuple[tuple[int, ...], ...]) -> list[TierEffect]:
-        """Measure the slowest tier once in a while, or it would stay slow in our mind forever."""
+        """Measure a tier that is not used once in a while, or it would stay slow in our mind forever."""
         effects: list[TierEffect] = []
         for i, found in enumerate(places):
             tier = self._shared.tiers[found[0]]
             self._shared.count(tier.index, "fetch", Outcome.SKIPPED)
-            if tier.index == 0 or now_s < tier.sample_due_s or tier.reads.running:
+            if now_s < tier.sample_due_s or tier.reads.running:
                 continue
             tier.sample_due_s = now_s + self._shared.settings.sample_interval_s
             job = self._shared.new_job()

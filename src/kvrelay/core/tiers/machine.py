@@ -45,7 +45,7 @@ from kvrelay.core.tiers.loads import Loads
 from kvrelay.core.tiers.lookups import Lookups
 from kvrelay.core.tiers.outcome import FAILURES, Outcome
 from kvrelay.core.tiers.removals import Removals
-from kvrelay.core.tiers.saves import EVICTED, Saves
+from kvrelay.core.tiers.saves import Saves
 from kvrelay.core.tiers.settings import TiersSettings
 from kvrelay.core.tiers.tier import Shared, TierState
 
@@ -116,9 +116,8 @@ class TierMachine:
                 return self._saves.checked(now_s, event, self._tier(job.tier))
             case Removed(), Remove():
                 effects = self._removals.removed(now_s, event)
-                if job.why == EVICTED:
-                    effects += self._saves.gone(now_s, self._tier(job.tier), job.keys)
-                return effects
+                self.shared.removed(job)
+                return effects + self._saves.gone(now_s, self._tier(job.tier), job.keys)
             case Transferred(), Transfer():
                 started_reads = self._tier(job.source).reads.done(answered=event.outcome not in FAILURES)
                 return [*started_reads, *self._saves.transferred(now_s, event)]

@@ -72,7 +72,9 @@ class Saves:
             leaving = tier.ledger.victims(asked.stored_bytes)
             tier.ledger.reserve(asked.key, asked.stored_bytes)
             target = _Target(save, tier, set(leaving))
-            if leaving:
+            if (tier.index, asked.key) in self._shared.removing:  # or the deletion would take what is written now
+                target.awaits.add(asked.key)
+            if target.awaits:
                 self._held.append(target)
                 effects += self._evict(now_s, tier, leaving)
             else:
@@ -80,11 +82,11 @@ class Saves:
         return effects + self._finish_if_done(save)
 
     def gone(self, now_s: float, tier: TierState, keys: tuple[bytes, ...]) -> list[TierEffect]:
-        """Evicted keys have left a tier, or cannot be made to: what waited for their room is written."""
+        """Keys have left a tier, or cannot be made to: what waited for their room or name is written."""
         effects: list[TierEffect] = []
         for target in list(self._held):
             if target.tier is tier:
-                target.awaits.difference_update(keys)
+                target.awaits.difference_update(k for k in keys if (tier.index, k) not in self._shared.removing)
                 if not target.awaits:
                     self._held.remove(target)
                     effects += (

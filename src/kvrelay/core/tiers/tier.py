@@ -73,6 +73,7 @@ class Shared:
         self.counts: dict[tuple[int, str, Outcome], int] = {}
         self.bytes_moved: dict[tuple[int, str], int] = {}
         self.phantoms = 0
+        self.removing: dict[tuple[int, bytes], int] = {}  # deletions under way
         self._jobs = 0
         self._chance = seed & _MASK
 
@@ -127,4 +128,13 @@ class Shared:
         return []
 
     def remove(self, now_s: float, tier: TierState, keys: tuple[bytes, ...], *, why: str) -> Remove:
+        for key in keys:
+            self.removing[tier.index, key] = self.removing.get((tier.index, key), 0) + 1
         return Remove(self.new_job(), tier.index, keys, why, now_s + self.settings.write_deadline_s)
+
+    def removed(self, order: Remove) -> None:
+        """A deletion is over, with whatever result."""
+        for key in order.keys:
+            self.removing[order.tier, key] -= 1
+            if not self.removing[order.tier, key]:
+                del self.removing[order.tier, key]

@@ -52,6 +52,7 @@ class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     deadline_ms: float = 50.0
     break_even: bool = True
     probe_interval_s: float = 5.0
+    sample_interval_s: float = 5.0
     keys: str = "none"  # none, file:PATH, env:NAME, command:PROGRAM ARGUMENTS
     ttl_s: float | None = None  # of every object, written into it
     piece_bytes: int = 4 * 1024 * 1024
@@ -94,6 +95,7 @@ class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             failure_policy=self.failure_policy,
             break_even=self.break_even,
             probe_interval_s=self.probe_interval_s,
+            sample_interval_s=self.sample_interval_s,
         )
 
 

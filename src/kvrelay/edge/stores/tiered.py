@@ -39,7 +39,7 @@ from kvrelay.edge.stores.host import Destinations, HostTier, TierHost
 from kvrelay.edge.stores.keys import KeyRing, load_key_ring
 from kvrelay.edge.stores.object import HEAD_BYTES, TAG_BYTES, Owner
 from kvrelay.edge.stores.reading import Reader, Wanted
-from kvrelay.edge.stores.store import Buffer, StoreError, total_bytes
+from kvrelay.edge.stores.store import Buffer, Store, StoreError, total_bytes
 from kvrelay.edge.stores.writing import Writing
 
 TAG_OF_TENANT_BYTES = 8
@@ -116,13 +116,15 @@ class StoreOutcome(Struct, frozen=True):
 
 
 class TieredStore:
-    """See the module text. One per process; `close` when done."""
+    """See the module text. One per process; `close` when done. `stores` stand in for those that the URLs name (wrapped
+    ones, for drills)."""
 
     def __init__(
         self,
         config: StoreConfig,
         *,
         ring: KeyRing | None = None,
+        stores: Sequence[Store] | None = None,
         announce: Callable[[str, bytes, int], None] | None = None,
         observe: Callable[[str, str, Outcome, float], None] | None = None,
     ) -> None:
@@ -132,7 +134,7 @@ class TieredStore:
         self._names = config.tier_names()
         self._owners: dict[tuple[str, bytes, int], Owner] = {}
         self._readers: list[Reader] = []
-        tiers = [self._open_tier(i) for i in range(len(config.tiers))]
+        tiers = [self._open_tier(i, None if stores is None else stores[i]) for i in range(len(config.tiers))]
         seed = int.from_bytes(os.urandom(8), "big")
         self._host = TierHost(TierMachine(config.settings(), seed=seed), tiers, announce=announce, observe=observe)
         self._count_what_is_there(tiers)
@@ -330,9 +332,9 @@ class TieredStore:
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
-    def _open_tier(self, index: int) -> HostTier:
+    def _open_tier(self, index: int, given: Store | None) -> HostTier:
         tier = self.config.tiers[index]
-        store = open_store(tier.url, capacity_bytes=tier.bytes, deadline_s=self._deadline_s)
+        store = given or open_store(tier.url, capacity_bytes=tier.bytes, deadline_s=self._deadline_s)
         reader = Reader(store, ring=self._ring, codec=tier.codec, piece_bytes=self.config.piece_bytes)
         self._readers.append(reader)
         inline = store.kind == "memory"
