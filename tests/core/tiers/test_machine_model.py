@@ -135,6 +135,6 @@ class TiersAgainstTheWorld(RuleBasedStateMachine):
 
 TestTiersAgainstTheWorld = TiersAgainstTheWorld.TestCase
 TestTiersAgainstTheWorld.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestTiersAgainstTheWorld = pytest.mark.covers("S35", "S37", "TR-24")(TestTiersAgainstTheWorld)

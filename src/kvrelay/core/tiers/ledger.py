@@ -27,6 +27,7 @@ class Ledger:
         self._stored: dict[bytes, int] = {}
         self._reserved: dict[bytes, int] = {}
         self._born: dict[bytes, float] = {}  # in order of age
+        self._reserved_bytes = 0
         self.used_bytes = 0
 
     def __contains__(self, key: bytes) -> bool:
@@ -37,8 +38,8 @@ class Ledger:
         return len(self._stored)
 
     def fits(self, size: int) -> bool:
-        """Whether it could ever lie here."""
-        return self.capacity_bytes is None or size <= self.capacity_bytes
+        """Whether it could lie here beside all writes under way, which cannot be evicted."""
+        return self.capacity_bytes is None or self._reserved_bytes + size <= self.capacity_bytes
 
     def victims(self, size: int) -> list[bytes]:
         """What has to leave before `size` bytes more fit, already taken out of the books."""
@@ -55,11 +56,14 @@ class Ledger:
         """A write is under way."""
         if self._keeps_track and key not in self._reserved and key not in self._stored:
             self._reserved[key] = size
+            self._reserved_bytes += size
             self.used_bytes += size
 
     def cancel(self, key: bytes) -> None:
         """It failed."""
-        self.used_bytes -= self._reserved.pop(key, 0)
+        size = self._reserved.pop(key, 0)
+        self._reserved_bytes -= size
+        self.used_bytes -= size
 
     def commit(self, key: bytes, size: int, now_s: float, *, age_s: float = 0.0) -> None:
         """It lies there, since `age_s` ago."""
@@ -105,5 +109,4 @@ class Ledger:
         assert self._stored.keys() == self._born.keys(), "ages and objects differ"
         assert len(self._policy) == len(self._stored), "the policy forgot or invented an object"
         if self.capacity_bytes is not None:
-            largest = max([0, *self._stored.values(), *self._reserved.values()])
-            assert self.used_bytes <= self.capacity_bytes + largest, "more than the limit and one object"
+            assert self.used_bytes <= self.capacity_bytes, f"{self.used_bytes} of {self.capacity_bytes} bytes"

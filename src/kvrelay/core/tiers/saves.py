@@ -169,6 +169,8 @@ class Saves:
             self._shared.count_bytes(target.index, "written", event.stored_bytes)
             if self._shared.revoked.has(key, now_s):
                 effects.append(self._shared.remove(now_s, target, (key,), why="revoked"))
+            elif not target.ledger.fits(event.stored_bytes):
+                effects.append(self._shared.remove(now_s, target, (key,), why=EVICTED))
             else:
                 effects += self.make_room(now_s, target, event.stored_bytes)
                 target.ledger.commit(key, event.stored_bytes, now_s)
