@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvrelay.core.model.ids import TargetId, WorkerId
+from kvrelay.core.model.ids import SessionKey, TargetId, WorkerId
 from kvrelay.core.routing.affinity import Affinity, Session
 
 A, B, C = (TargetId(WorkerId(name, "1")) for name in "abc")
@@ -19,8 +19,12 @@ def affinity():
     return Affinity(ttl_s=TTL_S, max_sessions=3)
 
 
-def take_turn(affinity: Affinity, now: float, session_id: str, target: TargetId, request_id: str = "r") -> Session:
-    session = affinity.enter(now, session_id)
+S = SessionKey("s")
+SESSIONS = [SessionKey(name, tenant) for name in "st" for tenant in ("default", "other")] + [SessionKey("u")]
+
+
+def take_turn(affinity: Affinity, now: float, key: SessionKey, target: TargetId, request_id: str = "r") -> Session:
+    session = affinity.enter(now, key)
     affinity.propose(session, target, request_id)
     affinity.confirm(session, target, request_id)
     affinity.leave(now, session, request_id)
@@ -28,31 +32,31 @@ def take_turn(affinity: Affinity, now: float, session_id: str, target: TargetId,
     return session
 
 
-def home(affinity: Affinity, now: float, session_id: str = "s") -> TargetId | None:
+def home(affinity: Affinity, now: float, session_id: SessionKey = S) -> TargetId | None:
     session = affinity.peek(now, session_id)
     return None if session is None else session.home
 
 
 @pytest.mark.covers("RT-05")
 def test_a_failed_dispatch_leaves_no_binding(affinity):
-    session = affinity.enter(0.0, "s")
+    session = affinity.enter(0.0, S)
     affinity.propose(session, A, "r1")
     assert session.proposed == A and affinity.homes() == {}
     affinity.withdraw(session, "r1")
     affinity.leave(0.0, session, "r1")
-    assert affinity.peek(0.0, "s") is None and len(affinity) == 0
+    assert affinity.peek(0.0, S) is None and len(affinity) == 0
 
 
 def test_a_confirmed_binding_survives_the_failure_of_a_later_turn(affinity):
-    take_turn(affinity, 0.0, "s", A)
-    session = affinity.enter(1.0, "s")
+    take_turn(affinity, 0.0, S, A)
+    session = affinity.enter(1.0, S)
     affinity.propose(session, B, "r2")
     affinity.withdraw(session, "r2")
     assert session.home == A and session.proposed is None
 
 
 def test_a_worker_that_failed_the_turn_that_founded_the_binding_loses_it(affinity):
-    session = affinity.enter(0.0, "s")
+    session = affinity.enter(0.0, S)
     affinity.propose(session, A, "r1")
     affinity.confirm(session, A, "r1")
     affinity.withdraw(session, "r1")
@@ -61,19 +65,19 @@ def test_a_worker_that_failed_the_turn_that_founded_the_binding_loses_it(affinit
 
 @pytest.mark.covers("S32")
 def test_a_binding_that_other_turns_use_survives_the_failure_of_its_founder(affinity):
-    session = affinity.enter(0.0, "s")
+    session = affinity.enter(0.0, S)
     affinity.propose(session, A, "r1")
     affinity.confirm(session, A, "r1")
-    affinity.enter(0.0, "s")
+    affinity.enter(0.0, S)
     affinity.confirm(session, A, "r2")
     affinity.withdraw(session, "r1")
     assert session.home == A
 
 
 def test_turns_that_start_together_follow_the_first_and_who_left_proposes_nothing(affinity):
-    session = affinity.enter(0.0, "s")
+    session = affinity.enter(0.0, S)
     affinity.propose(session, A, "r1")
-    assert affinity.enter(0.0, "s") is session and session.proposed == A
+    assert affinity.enter(0.0, S) is session and session.proposed == A
     affinity.propose(session, A, "r2")
     affinity.leave(0.0, session, "r1")  # its client left before the worker had taken the request
     assert session.proposed is None
@@ -82,14 +86,14 @@ def test_turns_that_start_together_follow_the_first_and_who_left_proposes_nothin
 
 
 def test_a_turn_taken_elsewhere_without_a_proposal_is_an_excursion(affinity):
-    session = take_turn(affinity, 0.0, "s", A)
+    session = take_turn(affinity, 0.0, S, A)
     affinity.confirm(session, B, "r2")
     assert (session.home, session.second) == (A, B)
 
 
 @pytest.mark.covers("RT-07")
 def test_after_idle_time_beyond_the_ttl_the_session_is_unbound(affinity):
-    take_turn(affinity, 0.0, "s", A)
+    take_turn(affinity, 0.0, S, A)
     assert home(affinity, 9.9) == A and affinity.next_expiry() == TTL_S
     assert home(affinity, 10.0) is None
     assert affinity.expire(10.0) == 1 and len(affinity) == 0 and affinity.next_expiry() is None
@@ -97,10 +101,10 @@ def test_after_idle_time_beyond_the_ttl_the_session_is_unbound(affinity):
 
 @pytest.mark.covers("RT-07")
 def test_idle_time_begins_when_the_last_turn_ends(affinity):
-    session = affinity.enter(0.0, "s")
+    session = affinity.enter(0.0, S)
     affinity.propose(session, A, "r1")
     affinity.confirm(session, A, "r1")
-    affinity.enter(1.0, "s")
+    affinity.enter(1.0, S)
     affinity.leave(2.0, session, "r2")
     assert affinity.next_expiry() is None and affinity.expire(100.0) == 0 and home(affinity, 100.0) == A
     affinity.leave(100.0, session, "r1")
@@ -110,15 +114,15 @@ def test_idle_time_begins_when_the_last_turn_ends(affinity):
 @pytest.mark.covers("RT-08")
 def test_without_a_ttl_nothing_is_ever_bound():
     affinity = Affinity(ttl_s=None, max_sessions=3)
-    assert affinity.enter(0.0, "s") is None and affinity.peek(0.0, "s") is None
+    assert affinity.enter(0.0, S) is None and affinity.peek(0.0, S) is None
 
 
 @pytest.mark.covers("SG-22")
 def test_a_closed_session_does_not_revive(affinity):
-    old = affinity.enter(0.0, "s")
+    old = affinity.enter(0.0, S)
     affinity.propose(old, A, "r1")
-    assert affinity.close("s") and not affinity.close("s")
-    new = affinity.enter(0.0, "s")
+    assert affinity.close(S) and not affinity.close(S)
+    new = affinity.enter(0.0, S)
     affinity.propose(new, B, "r2")
     affinity.confirm(old, A, "r1")
     affinity.propose(old, C, "r1")
@@ -131,23 +135,24 @@ def test_a_closed_session_does_not_revive(affinity):
 
 
 def test_a_session_remembers_that_its_worker_is_gone_until_it_has_another(affinity):
-    take_turn(affinity, 0.0, "s", A)
-    take_turn(affinity, 0.0, "t", B)
+    take_turn(affinity, 0.0, S, A)
+    take_turn(affinity, 0.0, SessionKey("t"), B)
     assert affinity.drop_worker(A.worker) == 1
-    assert affinity.homes() == {"t": B} and len(affinity) == 1
-    assert affinity.peek(1.0, "s").lost_home
-    assert not take_turn(affinity, 1.0, "s", B).lost_home
+    assert affinity.homes() == {SessionKey("t"): B} and len(affinity) == 1
+    assert affinity.peek(1.0, S).lost_home
+    assert not take_turn(affinity, 1.0, S, B).lost_home
 
 
 def test_the_number_of_sessions_is_bounded_and_the_longest_idle_goes(affinity):
-    busy = affinity.enter(0.0, "v")
+    busy = affinity.enter(0.0, SessionKey("v"))
     affinity.propose(busy, A, "r")
     affinity.confirm(busy, A, "r")
     for i, session in enumerate("wxyz"):
-        take_turn(affinity, float(i), session, A)
-    assert list(affinity.homes()) == ["v", "y", "z"], "a session with a turn under way is the last to go"
+        take_turn(affinity, float(i), SessionKey(session), A)
+    left = [key.session_id for key in affinity.homes()]
+    assert left == ["v", "y", "z"], "a session with a turn under way is the last to go"
     for session in "stuv":
-        affinity.enter(9.0, session)
+        affinity.enter(9.0, SessionKey(session))
     affinity.check()
     assert busy.ended, "when all are busy the bound still holds"
 
@@ -163,7 +168,7 @@ class NaiveAffinity(RuleBasedStateMachine):
         self.now = 0.0
         self.requests = 0
 
-    ids = st.sampled_from("stuvw")
+    ids = st.sampled_from(SESSIONS)
     places = st.sampled_from([A, B])
 
     @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]))
@@ -262,7 +267,7 @@ class NaiveAffinity(RuleBasedStateMachine):
     def agrees(self):
         self.affinity.check()
         assert self.affinity.homes() == {i: e["home"] for i, e in self.model.items() if e["home"] is not None}
-        for session_id in "stuvw":
+        for session_id in SESSIONS:
             entry, real = self.model.get(session_id), self.affinity.peek(self.now, session_id)
             if entry is not None and not entry["turns"] and self.now - entry["idle"] >= TTL_S:
                 entry = None

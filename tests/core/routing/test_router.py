@@ -46,7 +46,7 @@ from kvrelay.core.model.events import (
     WorkerResumed,
     WorkerSpec,
 )
-from kvrelay.core.model.ids import WorkerId
+from kvrelay.core.model.ids import SessionKey, WorkerId
 from kvrelay.core.model.prompt import Prompt, Usage
 from kvrelay.core.model.units import FallbackReason, Fault, IndexState, RouteReason, Status
 from kvrelay.core.routing.router import Router
@@ -760,7 +760,7 @@ class ChaoticFleet(RuleBasedStateMachine):
     @rule(session=st.sampled_from("st"))
     def close(self, session):
         self.rig.step(SessionClosed(session))
-        assert session not in self.rig.router.sessions()
+        assert SessionKey(session) not in self.rig.router.sessions()
 
     @rule(seconds=st.floats(0.1, 4.0))
     def wait(self, seconds):

@@ -16,6 +16,7 @@ from kvrelay.core.model.events import (
     WorkerDrained,
     WorkerResumed,
 )
+from kvrelay.core.model.prompt import Tenant
 from kvrelay.core.model.units import FallbackReason, Fault, RouteReason, Status
 from tests.core.routing.rig import Rig, chosen
 
@@ -28,7 +29,7 @@ def rig():
 
 
 def homes(rig: Rig) -> dict[str, str]:
-    return {session_id: home.worker.name for session_id, home in rig.router.sessions().items()}
+    return {key.session_id: home.worker.name for key, home in rig.router.sessions().items()}
 
 
 # --- binding -----------------------------------------------------------------------------------------------------
@@ -43,6 +44,22 @@ def test_a_worker_that_refuses_the_connection_gets_no_binding(rig):
     rig.finish()
     assert homes(rig) == {"s": "b"}
     assert rig.serve(session_id="s").chosen_worker == "b"
+
+
+def test_two_tenants_may_use_one_session_id_and_have_two_sessions(rig):
+    ours, theirs = Tenant("ours"), Tenant("theirs")
+    assert rig.serve(session_id="s", tenant=ours).chosen_worker == "a"
+    assert rig.serve(session_id="s", tenant=theirs).chosen_worker == "b"
+    assert {key: home.worker.name for key, home in rig.router.sessions().items()} == {
+        ("s", "ours"): "a",
+        ("s", "theirs"): "b",
+    }
+    rig.step(SessionClosed("s", tenant="theirs"))
+    assert list(rig.router.sessions()) == [("s", "ours")]
+    assert rig.router.has_session(rig.now, "s") and not rig.router.has_session(rig.now, "s", "theirs")
+    rig.serve(session_id="s", tenant=theirs)
+    rig.step(SessionClosed("s"))
+    assert rig.router.sessions() == {}, "without a tenant it is closed for all"
 
 
 @pytest.mark.covers("S32")

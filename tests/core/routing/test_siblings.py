@@ -15,6 +15,7 @@ from kvrelay.core.model.events import (
     SiblingReported,
     WokeUp,
 )
+from kvrelay.core.model.ids import SessionKey
 from kvrelay.core.model.siblings import Placement, SiblingLoad
 from kvrelay.core.model.units import Fault, RouteReason
 from tests.core.routing.rig import Rig, chosen, text
@@ -45,7 +46,7 @@ class Pair:
             rig.now = now
 
     def home(self, session_id: str) -> list[str | None]:
-        homes = [rig.router.sessions().get(session_id) for rig in self.rigs]
+        homes = [rig.router.sessions().get(SessionKey(session_id)) for rig in self.rigs]
         return [None if home is None else home.worker.name for home in homes]
 
 
@@ -140,8 +141,8 @@ def test_a_new_sibling_learns_of_all_sessions() -> None:
 
 def test_what_is_told_of_a_worker_that_is_not_known_here_binds_nothing() -> None:
     (rig, _) = Pair().rigs
-    assert rig.step(SessionPlaced(Placement("s", "nobody", 0, 1.0))) == ()
-    assert rig.step(SessionPlaced(Placement("s", "a", 7, 1.0))) == ()
+    assert rig.step(SessionPlaced(Placement(SessionKey("s"), "nobody", 0, 1.0))) == ()
+    assert rig.step(SessionPlaced(Placement(SessionKey("s"), "a", 7, 1.0))) == ()
     assert rig.router.sessions() == {}
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvrelay.core.model.effects import ShareSession
 from kvrelay.core.model.events import Event, SessionPlaced, SiblingReported
+from kvrelay.core.model.ids import SessionKey
 from kvrelay.core.model.siblings import Placement, SiblingLoad
 from kvrelay.edge.group.frames import Failed, FrameReader, Kind, decode_number, encode, frame
 from kvrelay.edge.group.hub import Hub
@@ -85,7 +86,7 @@ class Lines:
 
 
 def placed(session_id: str) -> Placement:
-    return Placement(session_id, "a", 0, 1.5)
+    return Placement(SessionKey(session_id), "a", 0, 1.5)
 
 
 async def test_bindings_reach_all_siblings_and_not_their_sender(tmp_path: Path) -> None:

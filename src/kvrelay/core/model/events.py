@@ -296,6 +296,7 @@ class SessionClosed(Struct, frozen=True):
     """The session ended; its binding goes and does not come back under the same id by itself."""
 
     session_id: str
+    tenant: str | None = None  # None: of every tenant
 
 
 # --- the operator and the clock ----------------------------------------------------------------------------------

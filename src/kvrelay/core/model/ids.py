@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec import Struct
 
 
@@ -13,6 +15,13 @@ class WorkerId(Struct, frozen=True, order=True):
 
     def __str__(self) -> str:
         return f"{self.name}@{self.incarnation}"
+
+
+class SessionKey(NamedTuple):
+    """A session id is the client's word, and two tenants may say the same one: it means something per tenant."""
+
+    session_id: str
+    tenant: str = "default"
 
 
 class TargetId(Struct, frozen=True, order=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from kvrelay.core.model.ids import SessionKey
+
 
 class Placement(Struct, frozen=True):
     """A session has its worker here from `at` on (seconds of the machine's monotonic clock); or no longer has it.
@@ -11,7 +13,7 @@ class Placement(Struct, frozen=True):
     Of two placements of one session the later one holds, everywhere.
     """
 
-    session_id: str
+    session: SessionKey
     worker: str
     rank: int
     at: float

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from kvrelay.core.model.ids import TargetId, WorkerId
+from kvrelay.core.model.ids import SessionKey, TargetId, WorkerId
 
 _TELL_AGAIN_SHARE = 0.05  # of the time to live
 
@@ -24,7 +24,7 @@ _TELL_AGAIN_SHARE = 0.05  # of the time to live
 class Session(Struct, eq=False):
     """One life of one session id."""
 
-    id: str
+    key: SessionKey
     home: TargetId | None = None  # where it is bound
     founder: str | None = None  # the request that made the binding, while nothing else speaks for it
     proposed: TargetId | None = None  # a turn is on its way there
@@ -44,8 +44,9 @@ class Affinity:
     def __init__(self, *, ttl_s: float | None, max_sessions: int) -> None:
         self._ttl_s = ttl_s
         self._max_sessions = max_sessions
-        self._sessions: dict[str, Session] = {}
-        self._idle: dict[str, Session] = {}  # those without turns, longest idle first
+        self._sessions: dict[SessionKey, Session] = {}
+        self._idle: dict[SessionKey, Session] = {}  # those without turns, longest idle first
+        self._tenants: dict[str, None] = {}  # who ever had one; tenants are of the configuration
         self._bound = 0
 
     def __len__(self) -> int:
@@ -54,20 +55,20 @@ class Affinity:
 
     # --- a turn, from its arrival to its end -----------------------------------------------------------------------
 
-    def enter(self, now: float, session_id: str) -> Session | None:
+    def enter(self, now: float, key: SessionKey) -> Session | None:
         """A turn begins; None where sessions bind nothing. Whoever enters must leave."""
         if self._ttl_s is None:
             return None
-        session = self.peek(now, session_id)
+        session = self.peek(now, key)
         if session is None:
-            session = self._begin(session_id)
-        self._idle.pop(session_id, None)
+            session = self._begin(key)
+        self._idle.pop(key, None)
         session.turns += 1
         return session
 
-    def peek(self, now: float, session_id: str) -> Session | None:
+    def peek(self, now: float, key: SessionKey) -> Session | None:
         """The session as the next turn would find it. Changes nothing."""
-        session = self._sessions.get(session_id)
+        session = self._sessions.get(key)
         return None if session is None or self._expired(now, session) else session
 
     def propose(self, session: Session, target: TargetId, request_id: str) -> None:
@@ -106,9 +107,9 @@ class Affinity:
             return
         session.idle_since = now
         if session.home is None and not session.lost_home:
-            self.close(session.id)
+            self.close(session.key)
         else:
-            self._idle[session.id] = session
+            self._idle[session.key] = session
 
     # --- between the processes of one gateway -----------------------------------------------------------------------
 
@@ -132,11 +133,11 @@ class Affinity:
         place, session.shared = session.shared, None
         return place
 
-    def placed_elsewhere(self, now: float, session_id: str, target: TargetId, at: float) -> None:
+    def placed_elsewhere(self, now: float, key: SessionKey, target: TargetId, at: float) -> None:
         """A sibling bound the session, at a time of our clock. The later binding holds; both sides decide alike."""
         if self._ttl_s is None:
             return
-        session = self.peek(now, session_id) or self._begin(session_id)
+        session = self.peek(now, key) or self._begin(key)
         if session.shared not in (None, target) and (at, target) < (session.shared_at, session.shared):
             return
         if target != session.home:
@@ -144,24 +145,24 @@ class Affinity:
             session.founder = None
         session.shared, session.shared_at = target, max(at, session.shared_at)
         if not session.turns:
-            self._idle.pop(session_id, None)
+            self._idle.pop(key, None)
             session.idle_since = now
-            self._idle[session_id] = session
+            self._idle[key] = session
 
-    def released_elsewhere(self, session_id: str, target: TargetId) -> None:
+    def released_elsewhere(self, key: SessionKey, target: TargetId) -> None:
         """A sibling's binding came to nothing. It stays where a turn of ours speaks for it."""
-        session = self._sessions.get(session_id)
+        session = self._sessions.get(key)
         if session is not None and not session.turns and session.home == session.shared == target:
-            self.close(session_id)
+            self.close(key)
 
     # --- what ends a session or its binding ------------------------------------------------------------------------
 
-    def close(self, session_id: str) -> bool:
+    def close(self, key: SessionKey) -> bool:
         """The session ended; True if there was one."""
-        session = self._sessions.pop(session_id, None)
+        session = self._sessions.pop(key, None)
         if session is None:
             return False
-        self._idle.pop(session_id, None)
+        self._idle.pop(key, None)
         self._unbind(session)
         session.ended = True
         return True
@@ -184,10 +185,10 @@ class Affinity:
         """Close what was idle for too long; answers how many."""
         expired = 0
         while self._idle:
-            session_id, session = next(iter(self._idle.items()))
+            key, session = next(iter(self._idle.items()))
             if not self._expired(now, session):
                 break
-            self.close(session_id)
+            self.close(key)
             expired += 1
         return expired
 
@@ -201,35 +202,41 @@ class Affinity:
         """Idle sessions live this long from now on, those that are there as well."""
         self._ttl_s = ttl_s
         if ttl_s is None:
-            for session_id in tuple(self._sessions):
-                self.close(session_id)
+            for key in tuple(self._sessions):
+                self.close(key)
 
     # --- questions ---------------------------------------------------------------------------------------------------
 
-    def shared(self) -> list[tuple[str, TargetId, float]]:
+    def shared(self) -> list[tuple[SessionKey, TargetId, float]]:
         """All bindings that a new sibling should know, with the time of the last word about them."""
         bound = (session for session in self._sessions.values() if session.home is not None)
-        return [(session.id, session.home, session.shared_at) for session in bound if session.home is not None]
+        return [(session.key, session.home, session.shared_at) for session in bound if session.home is not None]
 
-    def homes(self) -> dict[str, TargetId]:
+    def named(self, session_id: str, tenant: str | None) -> list[SessionKey]:
+        """The sessions of this id, of one tenant or (None) of all."""
+        keys = [SessionKey(session_id, name) for name in self._tenants if tenant in (None, name)]
+        return [key for key in keys if key in self._sessions]
+
+    def homes(self) -> dict[SessionKey, TargetId]:
         """All bindings."""
-        return {session_id: session.home for session_id, session in self._sessions.items() if session.home is not None}
+        return {key: session.home for key, session in self._sessions.items() if session.home is not None}
 
     def check(self) -> None:
         """Assert what must always hold."""
         assert self._bound == sum(session.home is not None for session in self._sessions.values())
         assert len(self._sessions) <= self._max_sessions
-        for session_id, session in self._sessions.items():
+        for key, session in self._sessions.items():
             assert not session.ended and session.turns >= 0
-            assert (session_id in self._idle) == (session.turns == 0)
+            assert (key in self._idle) == (session.turns == 0)
         assert self._idle.keys() <= self._sessions.keys()
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, session_id: str) -> Session:
+    def _begin(self, key: SessionKey) -> Session:
         """In the place of one that is over, perhaps; the longest idle one gives way."""
-        self.close(session_id)
-        session = self._sessions[session_id] = Session(session_id)
+        self.close(key)
+        session = self._sessions[key] = Session(key)
+        self._tenants[key.tenant] = None
         if len(self._sessions) > self._max_sessions:
             self.close(next(iter(self._idle or self._sessions)))
         return session

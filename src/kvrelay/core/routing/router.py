@@ -69,7 +69,7 @@ from kvrelay.core.model.events import (
     WorkerResumed,
     WorkerSpec,
 )
-from kvrelay.core.model.ids import TargetId, WorkerId
+from kvrelay.core.model.ids import SessionKey, TargetId, WorkerId
 from kvrelay.core.model.prompt import BlockKeys, Prompt, Usage
 from kvrelay.core.model.siblings import Placement, SiblingLoad
 from kvrelay.core.model.units import Fault, RouteReason, Status
@@ -154,7 +154,8 @@ class Router:
         found = self._fleet.candidates(now, arrived.model, self._ledger, frozenset())
         if found.why_none is not None:
             return answer_match(arrived, None, found.why_none)
-        session = None if arrived.session_id is None else self._affinity.peek(now, arrived.session_id)
+        key = _session_key(arrived)
+        session = None if key is None else self._affinity.peek(now, key)
         decision = self._decider.decide(now, copy.deepcopy(self.policy), arrived, found.slots, session)
         return answer_match(arrived, decision, decision.choice.reason)
 
@@ -181,13 +182,13 @@ class Router:
         """Whether new requests are refused because the gateway is being shut down."""
         return self._draining is not None
 
-    def sessions(self) -> dict[str, TargetId]:
+    def sessions(self) -> dict[SessionKey, TargetId]:
         """Session bindings."""
         return self._affinity.homes()
 
-    def has_session(self, now: float, session_id: str) -> bool:
+    def has_session(self, now: float, session_id: str, tenant: str | None = None) -> bool:
         """Whether there is anything to close: a binding, or a turn under way that may make one."""
-        return self._affinity.peek(now, session_id) is not None
+        return any(self._affinity.peek(now, key) is not None for key in self._affinity.named(session_id, tenant))
 
     # --- the machine ---------------------------------------------------------------------------------------------
 
@@ -236,7 +237,7 @@ class Router:
             case EventsHeard():
                 return self._events_heard(event)
             case SessionClosed():
-                return self._session_closed(now, event.session_id)
+                return self._sessions_closed(now, event)
             case PolicyChanged():
                 return self._switch_policy(event)
             case RequestCut():
@@ -270,9 +271,8 @@ class Router:
 
     def _session_of(self, now: float, arrived: RequestArrived) -> Session | None:
         """The session that this turn has a part in until its end."""
-        if arrived.session_id is None or not self.policy.binds_sessions:
-            return None
-        return self._affinity.enter(now, arrived.session_id)
+        key = _session_key(arrived)
+        return None if key is None or not self.policy.binds_sessions else self._affinity.enter(now, key)
 
     def _let_wait(self, now: float, live: Live) -> Effects:
         """Everybody is busy: the request waits for a place, or is told at once that waiting is futile."""
@@ -652,30 +652,31 @@ class Router:
 
     def placements(self) -> tuple[Placement, ...]:
         """Where all sessions are, for a sibling that is new."""
-        return tuple(
-            Placement(session_id, target.worker.name, target.rank, at)
-            for session_id, target, at in self._affinity.shared()
-        )
+        return tuple(Placement(key, target.worker.name, target.rank, at) for key, target, at in self._affinity.shared())
 
     def _share(self, now: float, session: Session | None) -> Effects:
         if session is None or not self.settings.has_siblings:
             return ()
         place = self._affinity.news(now, session)
         if place is not None:
-            return (ShareSession(Placement(session.id, place.worker.name, place.rank, now)),)
+            return (ShareSession(Placement(session.key, place.worker.name, place.rank, now)),)
         left = self._affinity.withdrawn_news(session)
         if left is not None:
-            return (ShareSession(Placement(session.id, left.worker.name, left.rank, now, released=True)),)
+            return (ShareSession(Placement(session.key, left.worker.name, left.rank, now, released=True)),)
         return ()
 
-    def _session_closed(self, now: float, session_id: str) -> Effects:
+    def _sessions_closed(self, now: float, event: SessionClosed) -> Effects:
+        keys = self._affinity.named(event.session_id, event.tenant)
+        return tuple(effect for key in keys for effect in self._session_closed(now, key))
+
+    def _session_closed(self, now: float, key: SessionKey) -> Effects:
         """Everybody closes it, and whoever had told the others of it takes that back: they may hear of it only now."""
-        session = self._affinity.peek(now, session_id)
-        self._affinity.close(session_id)
+        session = self._affinity.peek(now, key)
+        self._affinity.close(key)
         if session is None or session.shared is None or not self.settings.has_siblings:
             return ()
         told = session.shared
-        return (ShareSession(Placement(session_id, told.worker.name, told.rank, now, released=True)),)
+        return (ShareSession(Placement(key, told.worker.name, told.rank, now, released=True)),)
 
     def _session_placed(self, now: float, placement: Placement) -> Effects:
         """A worker that we do not know yet binds nothing here; the next turn that goes there will."""
@@ -683,9 +684,9 @@ class Router:
         if target is None:
             return ()
         if placement.released:
-            self._affinity.released_elsewhere(placement.session_id, target.id)
+            self._affinity.released_elsewhere(placement.session, target.id)
             return ()
-        self._affinity.placed_elsewhere(now, placement.session_id, target.id, placement.at)
+        self._affinity.placed_elsewhere(now, placement.session, target.id, placement.at)
         return self._wake(now)
 
     def _sibling_reported(self, now: float, event: SiblingReported) -> Effects:
@@ -926,6 +927,10 @@ class Router:
         booked = sum(1 for live in self._live.values() if live.attempts and live.attempts[-1].fault is None)
         assert len(self._ledger) <= booked, "something is booked that is not live"
         assert set(self._speculative) <= set(self._live), "a speculative entry outlived its request"
+
+
+def _session_key(arrived: RequestArrived) -> SessionKey | None:
+    return None if arrived.session_id is None else SessionKey(arrived.session_id, arrived.tenant.name)
 
 
 def _is_batch(prompt: Prompt, keys: BlockKeys, block_size_tokens: int) -> bool:

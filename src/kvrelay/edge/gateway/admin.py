@@ -277,21 +277,24 @@ class Admin:
     async def _sessions(self, request: web.Request) -> web.Response:
         sessions = [
             {
-                "session_id": session_id,
+                "session_id": key.session_id,
+                "tenant": key.tenant,
                 "worker": home.worker.name,
                 "incarnation": home.worker.incarnation,
                 "rank": home.rank,
             }
-            for session_id, home in self._gateway.host.router.sessions().items()
+            for key, home in self._gateway.host.router.sessions().items()
         ]
         return _json({"sessions": sessions})
 
     async def _close_session(self, request: web.Request) -> web.Response:
         session_id = request.match_info["session_id"]
+        tenant = request.query.get("tenant")
         host = self._gateway.host
-        if not host.router.has_session(host.clock(), session_id):
-            return problem_response(404, f"no session `{session_id}` is bound or has a turn under way")
-        host.feed(SessionClosed(session_id))
+        if not host.router.has_session(host.clock(), session_id, tenant):
+            of = "" if tenant is None else f" of tenant `{tenant}`"
+            return problem_response(404, f"no session `{session_id}`{of} is bound or has a turn under way")
+        host.feed(SessionClosed(session_id, tenant))
         return _json({"closed": session_id})
 
     # --- epochs ------------------------------------------------------------------------------------------------------

@@ -66,13 +66,13 @@ def by_key(rule: Rule) -> Rule:
     return merged_maps
 
 
-def entries(key: str, rules: Mapping[str, Rule]) -> Rule:
-    """Of lists: entries with the same `key` are one entry."""
+def entries(key: tuple[str, ...], rules: Mapping[str, Rule]) -> Rule:
+    """Of lists: entries that agree in all members of `key` are one entry."""
 
     def merged_lists(values: Sequence[Json]) -> Json:
-        found: dict[Json, list[Json]] = {}
+        found: dict[tuple[Json, ...], list[Json]] = {}
         for entry in (entry for value in values for entry in value or ()):
-            found.setdefault(entry.get(key), []).append(entry)
+            found.setdefault(tuple(entry.get(member) for member in key), []).append(entry)
         return [merged(same, rules) for same in found.values()]
 
     return merged_lists
@@ -116,7 +116,7 @@ ROUTER_WORKER: Mapping[str, Rule] = {
     "standing": worst_of(_STANDING_WORST_FIRST),
     "draining": anywhere,
     "retired": anywhere,
-    "targets": entries("rank", TARGET),
+    "targets": entries(("rank",), TARGET),
     "events": by_key(total),
 }
 ADMIN_WORKER: Mapping[str, Rule] = {
@@ -142,7 +142,7 @@ STATUS: Mapping[str, Rule] = {
     "index_blocks": largest,
     "spills": total,
     "late_events": total,
-    "workers": entries("name", ROUTER_WORKER),
+    "workers": entries(("name",), ROUTER_WORKER),
     "gateway": fields(GATEWAY),
 }
 
@@ -152,7 +152,7 @@ def merged_status(parts: Sequence[Json]) -> Json:
 
 
 def merged_workers(parts: Sequence[Json]) -> Json:
-    return merged(parts, {"workers": entries("name", ADMIN_WORKER)})
+    return merged(parts, {"workers": entries(("name",), ADMIN_WORKER)})
 
 
 def merged_worker(parts: Sequence[Json]) -> Json:
@@ -160,7 +160,7 @@ def merged_worker(parts: Sequence[Json]) -> Json:
 
 
 def merged_sessions(parts: Sequence[Json]) -> Json:
-    return merged(parts, {"sessions": entries("session_id", {})})
+    return merged(parts, {"sessions": entries(("session_id", "tenant"), {})})
 
 
 def merged_receipts(parts: Sequence[Json], limit: int) -> Json:
