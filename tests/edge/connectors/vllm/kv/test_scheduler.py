@@ -191,8 +191,10 @@ def test_generated_tokens_are_saved_once_their_ids_are_known() -> None:
 
 
 def test_a_chunk_is_saved_once_and_again_only_when_it_was_lost() -> None:
-    connector = half(FakeStore())
-    for name, expected in (("a", 1), ("b", 0)):
+    now = [0.0]
+    connector = half(FakeStore(), clock=lambda: now[0])
+    for name, at, expected in (("a", 0.0, 1), ("b", 29.0, 0), ("evicted since", 31.0, 1), ("d", 32.0, 0)):
+        now[0] = at
         asked = request(9, name=name)
         matched(connector, asked)
         schedule(connector, asked)

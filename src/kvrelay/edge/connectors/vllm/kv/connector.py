@@ -142,6 +142,10 @@ class KvrelayConnector(KVConnectorBase_V1):
         if self._scheduler is not None and isinstance(reports, Reports):
             self._scheduler.half.reported(reports.step)
 
+    @guarded(lambda: False)
+    def has_pending_push_work(self) -> bool:
+        return self._scheduler is not None and self._scheduler.half.saves_under_way
+
     @guarded(lambda: (False, None))
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         assert self._scheduler is not None

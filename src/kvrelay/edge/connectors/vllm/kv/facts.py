@@ -76,7 +76,7 @@ def engine_contract(
     found: dict[str, object] = {
         "model_revision": _model_revision(config, folder, digests),
         "weight_quantization": f"{model.quantization or 'none'}/{_plain(model.dtype)}",
-        "tokenizer_hash": None if tokenizer is None else _digest(digests, tokenizer, _TOKENIZER, without_template=True),
+        "tokenizer_hash": None if tokenizer is None else tokenizer_digest(tokenizer, digests),
         "chat_template_version": None if tokenizer is None else chat_template_version(tokenizer),
         "attention_backend": memory.backend or None,
         "kv_dtype": f"{memory.dtype}/{cache.cache_dtype}",
@@ -117,6 +117,10 @@ def adapter_digest(path: str, digests: FileDigests) -> str:
 
 def weights_digest(folder: Path, digests: FileDigests) -> str | None:
     return _digest(digests, folder, _WEIGHTS)
+
+
+def tokenizer_digest(folder: Path, digests: FileDigests) -> str | None:
+    return _digest(digests, folder, _TOKENIZER, without_template=True)
 
 
 def rope_config(text_config: Any) -> str:

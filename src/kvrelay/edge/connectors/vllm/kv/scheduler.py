@@ -27,6 +27,8 @@ from kvrelay.edge.stores.tiered import ChunkShape
 
 REMEMBERED_KEYS = 65_536
 LOOKUP_THREADS = 2
+SAVE_AGAIN_AFTER_S = 30.0
+PATIENCE_WITH_SAVES_S = 30.0
 
 
 class Geometry(Struct, frozen=True):
@@ -89,8 +91,10 @@ class SchedulerHalf:
         self._threads = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="kvrelay-lookup")
         self._tracked: dict[str, Tracked] = {}
         self._gone: dict[str, Tracked] = {}  # over, while their load is still under way
-        self._saved: OrderedDict[bytes, None] = OrderedDict()
+        self._saved: OrderedDict[bytes, float] = OrderedDict()  # when
         self._loads: list[Load] = []
+        self._saving = 0  # chunks that were ordered to be saved and whose end was not told yet, over all ranks
+        self._saving_since = 0.0
 
     # --- before a request is scheduled -------------------------------------------------------------------------------
 
@@ -189,7 +193,15 @@ class SchedulerHalf:
             self._time_prefill(tracked, scheduled)
             if self._may_save:
                 saves += self._due(tracked, scheduled.computed_tokens + scheduled.new_tokens)
+        if saves:
+            self._saving += len(saves)
+            self._saving_since = self._clock()
         return StepOrders(loads, tuple(saves))
+
+    @property
+    def saves_under_way(self) -> bool:
+        """Whether the engine should go on stepping to hear how they end; not for ever, should a worker lose count."""
+        return self._saving > 0 and self._clock() - self._saving_since < PATIENCE_WITH_SAVES_S
 
     def _due(self, tracked: Tracked, computed_tokens: int) -> list[Save]:
         """Chunks that are complete after this step and have not been saved."""
@@ -213,13 +225,14 @@ class SchedulerHalf:
         return saves
 
     def _first_time(self, key: bytes) -> bool:
-        if key in self._saved:
-            self._saved.move_to_end(key)
-            return False
-        self._saved[key] = None
+        """Whether to save it. What was saved before, and is not found now, was evicted since, unless that is so short
+        ago that the save may still be under way. A producer looks nothing up and saves once."""
+        now, saved_at = self._clock(), self._saved.pop(key, None)
+        again = saved_at is None or (self._may_load and now - saved_at >= SAVE_AGAIN_AFTER_S)
+        self._saved[key] = now if again or saved_at is None else saved_at
         if len(self._saved) > REMEMBERED_KEYS:
             self._saved.popitem(last=False)
-        return True
+        return again
 
     def _time_prefill(self, tracked: Tracked, scheduled: Scheduled) -> None:
         """From the step that begins a prompt to the step after the one that ends it."""
@@ -245,6 +258,7 @@ class SchedulerHalf:
                 self._load_failed(tracked, report.outcome)
             if gone is not None:
                 self._records.add(gone.record(self._geometry.block_size_tokens))
+        self._saving = max(0, self._saving - sum(reports.saves.values()))
         for key in reports.unsaved:
             self._saved.pop(key, None)
         amounts = {f"saves_{outcome}": count for outcome, count in reports.saves.items()}
