@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from kvrelay.cli import messages
+from kvrelay.core.contract.fields import Contract
 from kvrelay.edge.worker.faults import FaultError, parse_fault
 from kvrelay.edge.worker.launch import MockFleet, RunningWorker, WorkerStartError
 from kvrelay.edge.worker.spec import MockSpec, spec_problems
@@ -65,6 +66,16 @@ def mock(
     fault: Annotated[
         list[str] | None, typer.Option(help=f"A fault from the start, e.g. '{EXAMPLE_FAULT}'; may be repeated.")
     ] = None,
+    store: Annotated[
+        list[str] | None,
+        typer.Option(help="URL of a tier to share KV through, e.g. file:///tmp/kv; may be repeated, nearest first."),
+    ] = None,
+    store_chunk_blocks: Annotated[int, typer.Option(help="Blocks that are stored and loaded together.")] = 16,
+    store_deadline_ms: Annotated[float, typer.Option(help="Longest wait for a load from the store.")] = 50.0,
+    contract: Annotated[
+        list[str] | None,
+        typer.Option(help="FIELD=VALUE of the compatibility contract that differs here; may be repeated."),
+    ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Start a worker again when it ends.")] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow listeners that other machines can reach; there is no TLS.")
@@ -104,6 +115,9 @@ def mock(
         drain_s=drain_s,
         insecure=insecure,
         faults=_read_faults(fault or []),
+        store=_tiers(store or [], deadline_ms=store_deadline_ms),
+        store_chunk_blocks=store_chunk_blocks,
+        contract=_contract(contract or []),
     )
     _check(template)
     raise SystemExit(_run([template.numbered(i) for i in range(workers)], restart=restart, as_json=as_json))
@@ -121,6 +135,22 @@ def _read_faults(texts: list[str]) -> tuple[dict[str, Any], ...]:
             messages.fail(messages.bad_fault(text, str(error)))
         faults.append(received)
     return tuple(faults)
+
+
+def _tiers(urls: list[str], *, deadline_ms: float) -> dict[str, Any] | None:
+    return {"tiers": [{"url": url} for url in urls], "deadline_ms": deadline_ms} if urls else None
+
+
+def _contract(pairs: list[str]) -> dict[str, Any]:
+    """Values of contract members; `block_size` is the only number."""
+    members: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or name not in Contract.__struct_fields__:
+            legal = f"FIELD=VALUE with one of {', '.join(Contract.__struct_fields__)}"
+            messages.fail(messages.bad_value("--contract", pair, legal, source="the command line"))
+        members[name] = int(value) if name == "block_size" and value.isdigit() else value
+    return members
 
 
 def _check(spec: MockSpec) -> None:

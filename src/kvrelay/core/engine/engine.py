@@ -57,6 +57,15 @@ class StepEnded(Struct, frozen=True):
     step: int
 
 
+class BlocksLoaded(Struct, frozen=True, eq=False):
+    """A connector brought the payloads of a prompt's leading blocks."""
+
+    token_ids: TokenIds
+    payloads: list[bytes]
+    adapter: str | None = None
+    salt: str | None = None
+
+
 class CacheResetAsked(Struct, frozen=True):
     """Forget all cached prefixes. Done only while no block is held."""
 
@@ -68,7 +77,7 @@ class PayloadsCorrupted(Struct, frozen=True):
     every: int = 1
 
 
-EngineEvent = Submitted | Aborted | StepEnded | CacheResetAsked | PayloadsCorrupted
+EngineEvent = Submitted | Aborted | StepEnded | BlocksLoaded | CacheResetAsked | PayloadsCorrupted
 
 
 # --- effects -----------------------------------------------------------------------------------------------------
@@ -196,10 +205,17 @@ class Engine:
                 return self._submit(now_s, event.request)
             case Aborted():
                 return self._abort(now_s, event.request_id)
+            case BlocksLoaded():
+                self._cache.adopt(event.token_ids, event.payloads, adapter=event.adapter, salt=event.salt)
+                return ()
             case CacheResetAsked():
                 return (CacheResetAnswered(self._pool.clear()),)
             case PayloadsCorrupted():
                 return (CorruptionDone(self._cache.corrupt(name=event.name, every=event.every)),)
+
+    def payloads(self, token_ids: TokenIds, *, adapter: str | None, salt: str | None) -> list[bytes]:
+        """What the leading blocks of these tokens hold, as far as they are cached now."""
+        return self._cache.payloads(token_ids, adapter=adapter, salt=salt)
 
     def check(self) -> None:
         """Invariants; for tests after every step and for an idle process."""

@@ -47,6 +47,37 @@ class KvCache:
         names = self._keyer.prompt_keys(token_ids, self._block_size, adapter=adapter, salt=salt).tolist()
         return next((depth for depth, name in enumerate(names) if self.pool.find(name) is None), len(names))
 
+    def payloads(self, token_ids: TokenIds, *, adapter: str | None, salt: str | None) -> list[bytes]:
+        """What the findable leading blocks of these tokens hold now."""
+        held: list[bytes] = []
+        for name in self._keyer.prompt_keys(token_ids, self._block_size, adapter=adapter, salt=salt).tolist():
+            block = self.pool.find(name)
+            if block is None:
+                break
+            held.append(block.payload)
+        return held
+
+    def adopt(self, token_ids: TokenIds, payloads: list[bytes], *, adapter: str | None, salt: str | None) -> int:
+        """Blocks computed elsewhere become findable here, from the first on; how many were not there before. They are
+        believed as a real engine believes what a connector loads: whether they are right shows when they are read."""
+        names = self._keyer.prompt_keys(token_ids, self._block_size, adapter=adapter, salt=salt).tolist()
+        held: list[Block] = []
+        adopted = 0
+        for i, (name, payload) in enumerate(zip(names, payloads, strict=False)):
+            block = self.pool.find(name)
+            if block is not None:
+                self.pool.touch([block])
+            elif self.pool.free_blocks:
+                (block,) = self.pool.take(1)
+                self.pool.give_name(block, name, payload)
+                self._announce_adopted(token_ids, names, i, adapter=adapter, salt=salt)
+                adopted += 1
+            else:
+                break
+            held.append(block)
+        self.pool.release(reversed(held))
+        return adopted
+
     def fits_whole(self, sequence: Sequence, hits: list[Block]) -> bool:
         """Whether all tokens known so far could be computed without taking a block from somebody."""
         blocks = -(-sequence.total_tokens // self._block_size)
@@ -155,5 +186,20 @@ class KvCache:
                 block_size_tokens=self._block_size,
                 adapter=request.adapter,
                 salt=request.salt if first == 0 else None,  # the engine names the salt with the first block only
+            )
+        )
+
+    def _announce_adopted(
+        self, token_ids: TokenIds, names: list[int], i: int, *, adapter: str | None, salt: str | None
+    ) -> None:
+        size = self._block_size
+        self.pool.announce(
+            BlocksStored(
+                hashes=(names[i],),
+                parent=names[i - 1] if i else None,
+                token_ids=token_ids[i * size : (i + 1) * size],
+                block_size_tokens=size,
+                adapter=adapter,
+                salt=salt if i == 0 else None,
             )
         )

@@ -6,7 +6,7 @@ import importlib
 from types import ModuleType
 
 
-class MissingExtra(RuntimeError):
+class MissingExtra(ValueError):
     """Something was configured that needs a package which is not installed."""
 
 

@@ -125,6 +125,16 @@ class TierHost:
         while effects:
             effects.extend(self._act(effects.popleft()))
 
+    def aside(self, work: Callable[[Store], object]) -> None:
+        """Something that is no matter of the machine, on a thread of every tier that others see."""
+        for tier, pool in zip(self._tiers, self._pools, strict=True):
+            if not tier.store.shared:
+                continue
+            if pool is None:
+                _quietly(work, tier.store)
+            else:
+                pool.submit(_quietly, work, tier.store)
+
     def inspect(self, look: Callable[[TierMachine], object]) -> object:
         """A consistent view of the machine."""
         with self._lock:
@@ -295,6 +305,13 @@ def _failed(job: _Job, outcome: Outcome) -> TierEvent:
             return Transferred(job.job, outcome)
         case Ping():
             return Pinged(job.job, False)
+
+
+def _quietly(work: Callable[[Store], object], store: Store) -> None:
+    try:
+        work(store)
+    except StoreError as error:
+        log.info("a store did not take what was left there: %s", error)
 
 
 class _Alarm:

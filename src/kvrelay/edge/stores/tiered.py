@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from kvrelay.core.contract.digest import keyed_digest
+from kvrelay.core.contract.fields import Contract
 from kvrelay.core.contract.identity import Namespace
 from kvrelay.core.tiers.breakeven import BreakEven
 from kvrelay.core.tiers.effects import LoadFinished, LookupAnswered, RemovalFinished, SaveFinished, TierEffect
@@ -35,6 +36,7 @@ from kvrelay.core.tiers.outcome import Outcome
 from kvrelay.edge.stores.buffers import Lease
 from kvrelay.edge.stores.codecs import RAW
 from kvrelay.edge.stores.config import StoreConfig, open_store
+from kvrelay.edge.stores.contracts import write_contract
 from kvrelay.edge.stores.host import Destinations, HostTier, TierHost
 from kvrelay.edge.stores.keys import KeyRing, load_key_ring
 from kvrelay.edge.stores.object import HEAD_BYTES, TAG_BYTES, Owner
@@ -277,6 +279,10 @@ class TieredStore:
         """Bring chunks into the nearest tier in the background."""
         owner = self._owner(namespace)
         self._host.post(WarmAsked(tuple(owner.tag + key for key in keys), shape.payload_bytes))
+
+    def announce_contract(self, contract: Contract) -> None:
+        """Leave the contract in every tier that others read, in the background; what fails is not tried again."""
+        self._host.aside(lambda store: write_contract(store, contract, deadline_s=SCAN_DEADLINE_S))
 
     # --- what is known -----------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Protocol, assert_never
 from kvrelay.core.engine.engine import (
     Aborted,
     Admitted,
+    BlocksLoaded,
     CacheResetAnswered,
     CacheResetAsked,
     CorruptionDone,
@@ -72,6 +73,10 @@ class EngineHost:
         """The listener hears no more of this request."""
         self._listeners.pop(request_id, None)
         self._step(time.monotonic(), Aborted(request_id))
+
+    def blocks_loaded(self, loaded: BlocksLoaded) -> None:
+        """They are findable from now on."""
+        self.engine.step(time.monotonic(), loaded)
 
     def reset_cache(self) -> bool:
         (answer,) = self.engine.step(time.monotonic(), CacheResetAsked())

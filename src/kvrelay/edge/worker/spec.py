@@ -45,6 +45,9 @@ class MockSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hash_seed: str = "0"
     seed: int = 0  # chance of faults with a probability
     drain_s: float = 30.0
+    store: dict[str, Any] | None = None  # tiers to share KV through, see `edge/stores/config.py`
+    store_chunk_blocks: int = 16  # blocks that are stored and loaded together
+    contract: dict[str, Any] = {}  # members of the compatibility contract that differ from this worker's own
     api_key: str | None = None  # wanted on paths below /v1, as the engine does with `--api-key`
     insecure: bool = False  # allow listeners beyond loopback
     faults: tuple[dict[str, Any], ...] = ()  # switched on from the start, see `faults.py`
@@ -133,6 +136,7 @@ def _bad_numbers(spec: MockSpec) -> Iterator[SpecProblem]:
         "reply_tokens": (1, 2**24),
         "replay_buffer_batches": (1, 2**24),
         "drain_s": (0, 86_400),
+        "store_chunk_blocks": (1, 2**16),
     }
     for member, (smallest, largest) in ranges.items():
         received = getattr(spec, member)

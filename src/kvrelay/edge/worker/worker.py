@@ -8,20 +8,24 @@ import os
 import secrets
 import time
 from collections import deque
+from collections.abc import Coroutine
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvrelay.core.engine.engine import Engine, PublishBatch
+from kvrelay.core.engine.engine import Engine, Finished, PublishBatch
 from kvrelay.core.engine.sequence import EngineRequest
 from kvrelay.edge.http.server import Exchange, HttpServer, start_server
 from kvrelay.edge.worker.api import Api
-from kvrelay.edge.worker.engine_host import EngineHost
+from kvrelay.edge.worker.engine_host import EngineHost, TokenListener
 from kvrelay.edge.worker.faults import Fault, FaultBook, parse_fault
 from kvrelay.edge.worker.generation import Generation
 from kvrelay.edge.worker.metrics import WorkerMetrics
 from kvrelay.edge.worker.publisher import Publisher
 from kvrelay.edge.worker.reply import MidFault, Reply, StreamReply, WholeReply
 from kvrelay.edge.worker.spec import MockReady, MockSpec
+
+if TYPE_CHECKING:
+    from kvrelay.edge.worker.kv_store import WorkerStore
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +53,8 @@ class Worker:
         self._server: HttpServer | None = None
         self._reopening: asyncio.Task[None] | None = None
         self._port = spec.port
+        self._store = None if spec.store is None else _open_store(spec)
+        self._tasks: set[asyncio.Task[None]] = set()
         for received in spec.faults:
             self.add_fault(parse_fault(received))
 
@@ -81,6 +87,9 @@ class Worker:
             await self._server.close()
         if self._publisher is not None:
             self._publisher.close()
+        if self._store is not None:
+            await asyncio.gather(*self._tasks)
+            self._store.close()
 
     # --- generations -------------------------------------------------------------------------------------------------
 
@@ -102,9 +111,42 @@ class Worker:
         exchange.on_gone = partial(self._client_left, serial, reply, client_id)
         requests = self._engine_requests(serial, reply)
         reply.begin()
+        if self._store is None:
+            self._submit(requests, reply)
+        else:
+            self._keep(self._load_and_submit(serial, requests, reply, self._store))
+
+    def _submit(self, requests: list[EngineRequest], reply: TokenListener) -> None:
         for request in requests:
             self.metrics.on_submitted(request.request_id, time.monotonic())
             self.host.submit(request, reply)
+
+    async def _load_and_submit(
+        self, serial: int, requests: list[EngineRequest], reply: Reply, store: WorkerStore
+    ) -> None:
+        """Bring what the shared store has of each prompt, then do as without it, unless the client has left."""
+        for request in requests:
+            held = self.host.engine.payloads(request.token_ids, adapter=request.adapter, salt=request.salt)
+            loaded = await store.load(request, cached_blocks=len(held))
+            if loaded is not None:
+                self.host.blocks_loaded(loaded)
+        if serial in self.replies:
+            from kvrelay.edge.worker.kv_store import StoringReply
+
+            self._submit(requests, StoringReply(reply, requests, partial(self._share, store)))
+
+    def _share(self, store: WorkerStore, request: EngineRequest, finished: Finished) -> None:
+        """What the engine holds of an ended request's prompt is shared; the time it took teaches break-even."""
+        if finished.prefill_s is not None:
+            store.observe_prefill(finished.prompt_tokens - finished.cached_tokens, finished.prefill_s)
+        payloads = self.host.engine.payloads(request.token_ids, adapter=request.adapter, salt=request.salt)
+        self._keep(store.save(request, payloads))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it to its end; the loop itself holds tasks only weakly."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def note_abort(self, request_id: str) -> None:
         """A client left before its answer was complete; seen now."""
@@ -216,6 +258,7 @@ class Worker:
                 "event_batches_sent": None if publisher is None else publisher.sent_batches,
                 "event_batches_withheld": None if publisher is None else publisher.withheld_batches,
             },
+            "store": None if self._store is None else self._store.state(),
             "monotonic_s": time.monotonic(),
         }
 
@@ -226,6 +269,13 @@ class Worker:
     def _publish(self, batch: PublishBatch) -> None:
         if self._publisher is not None:
             self._publisher.publish(batch)
+
+
+def _open_store(spec: MockSpec) -> WorkerStore:
+    """Imported on use: without a store, a worker starts without what stores need."""
+    from kvrelay.edge.worker.kv_store import WorkerStore
+
+    return WorkerStore(spec)
 
 
 def _client_request_id(exchange: Exchange, serial: int) -> str:

@@ -1,0 +1,112 @@
+"""Mock workers that share KV through a store: one computes, another one loads, and only under the same contract."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from kvrelay.core.contract.fields import Contract
+from kvrelay.edge.stores.contracts import other_contracts
+from kvrelay.edge.stores.file import FileStore
+from kvrelay.edge.worker.kv_store import own_contract
+from kvrelay.edge.worker.launch import MockFleet
+from kvrelay.edge.worker.spec import MockSpec
+from tests.edge.worker.conftest import Client
+
+PROMPT = "a shared prefix that many requests begin with, " * 24  # 1,128 tokens: four chunks of 256 and a tail
+FAST = {"prefill_tokens_per_s": 20_000.0, "decode_ms": 0.5, "events": "none", "replay": "none"}
+
+
+@contextmanager
+def fleet(*specs: dict[str, Any]) -> Iterator[list[Client]]:
+    workers = MockFleet([MockSpec(name=f"w{i}", **{**FAST, **spec}) for i, spec in enumerate(specs)])
+    workers.start()
+    try:
+        yield [Client(worker.ready.url) for worker in workers.workers]
+    finally:
+        workers.stop()
+
+
+def tiers(folder: Path) -> dict[str, Any]:
+    return {"tiers": [{"url": f"file://{folder}"}], "deadline_ms": 5000.0}
+
+
+def ask(worker: Client, prompt: str = PROMPT) -> dict[str, Any]:
+    answer = worker.post("/v1/completions", {"model": "mock-model", "prompt": prompt, "max_tokens": 8})
+    assert answer.status == 200, answer.body
+    return dict(answer.json())
+
+
+def state(worker: Client) -> dict[str, Any]:
+    return dict(worker.get("/mock/state").json()["store"])
+
+
+def wait_for_chunks(worker: Client, chunks: int) -> None:
+    until_s = time.monotonic() + 10
+    while state(worker)["stored_chunks"] < chunks:
+        assert time.monotonic() < until_s, state(worker)
+        time.sleep(0.02)
+
+
+@pytest.mark.covers("TR-11", "TR-12", "CC-19")
+def test_one_computes_and_another_one_loads_the_same(tmp_path: Path) -> None:
+    with fleet({"store": tiers(tmp_path)}, {"store": tiers(tmp_path)}) as (a, b):
+        computed = ask(a)
+        wait_for_chunks(a, 4)
+        loaded = ask(b)
+        assert computed["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert loaded["usage"]["prompt_tokens_details"]["cached_tokens"] == 1024, "whole chunks only"
+        assert loaded["choices"][0]["text"] == computed["choices"][0]["text"]
+        assert b.get("/mock/state").json()["wrong_reuse_blocks"] == 0
+        assert state(b)["loaded_tokens"] == 1024 and state(b)["loaded_bytes"] == 4 * (512 + 256)
+
+
+@pytest.mark.covers("SG-16")
+def test_a_poisoned_chunk_is_computed_again(tmp_path: Path) -> None:
+    with fleet({"store": tiers(tmp_path)}, {"store": tiers(tmp_path)}) as (a, b):
+        computed = ask(a)
+        wait_for_chunks(a, 4)
+        for path in (tmp_path / "objects").rglob("*"):
+            if path.is_file() and path.name[:16] != b"contract".hex():
+                content = bytearray(path.read_bytes())
+                content[600] ^= 1
+                path.write_bytes(content)
+        loaded = ask(b)
+        assert loaded["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert loaded["choices"][0]["text"] == computed["choices"][0]["text"]
+        outcomes = {entry["outcome"] for entry in state(b)["ops"] if entry["op"] == "fetch"}
+        assert "corrupt" in outcomes and "hit" not in outcomes
+
+
+def changed(name: str, value: object) -> object:
+    return 8 if name == "block_size" else f"another than {value!r}"
+
+
+@pytest.mark.covers(
+    "CC-01", "CC-02", "CC-03", "CC-04", "CC-05", "CC-06", "CC-07", "CC-08", "CC-09", "CC-10", "CC-11", "CC-13", "CC-20"
+)  # fmt: skip
+def test_each_member_of_the_contract_alone_keeps_workers_apart(tmp_path: Path) -> None:
+    """One worker stores; for every member there is one that differs in nothing else: no hit, and the store says why."""
+    own = structs.asdict(own_contract(MockSpec(store=tiers(tmp_path))))
+    names = list(Contract.__struct_fields__)
+    changes = [{name: changed(name, own[name])} for name in names]
+    specs = [{"store": tiers(tmp_path), "contract": change} for change in ({}, {}, *changes)]
+    disk = FileStore(tmp_path)
+    with fleet(*specs) as (writer, same, *others):
+        ask(writer)
+        wait_for_chunks(writer, 4)
+        ask(same)
+        assert state(same)["loaded_tokens"] == 1024, "the same contract hits"
+        for name, other in zip(names, others, strict=True):
+            ask(other)
+            assert state(other)["loaded_tokens"] == 0, f"a hit although `{name}` differs"
+            theirs = Contract.from_mapping({**own, name: changed(name, own[name])}, source="the test")
+            named = [tuple(found.differs) for found in other_contracts(disk, theirs, deadline_s=5.0)]
+            assert (name,) in named, f"`{name}` is not named: {named}"
+    disk.close()
