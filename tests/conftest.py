@@ -1,12 +1,17 @@
-"""Rules for all tests: what a `covers` marker names must exist."""
+"""Rules for all tests: what a `covers` marker names must exist, and no example of a property is timed."""
 
 from __future__ import annotations
 
 import difflib
 
+import hypothesis
 import pytest
 
 from tests.requirements import IDS
+
+# How long an example takes says how busy the machine is, and nothing about the code.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -47,13 +47,15 @@ def demo(
 
 def load_trace(path: Path | None, *, bundled: str = "without `--trace`") -> Any:
     """Ends the process with a message when the file is not a trace; `bundled` says how to do without one."""
-    from kvrelay.core.traces.trace import NO_SCOPE, TraceError
+    from kvrelay.core.traces.trace import NO_SCOPE, NotTold, TraceError
     from kvrelay.lab.replay.trace_file import bundled_trace, read_trace
 
     try:
         source = bundled_trace() if path is None else read_trace(path)
     except OSError as problem:
         messages.fail(messages.unreadable_trace(path, problem.strerror or str(problem), bundled=bundled))
+    except NotTold as problem:
+        messages.fail(messages.untold_trace(path, problem.line, problem.found, problem.legal, problem.option))
     except TraceError as problem:
         messages.fail(messages.bad_trace(path, problem.line, problem.found, problem.legal))
     if source.trace.hash_scope == NO_SCOPE:

@@ -217,6 +217,18 @@ def bad_trace(path: object, line: int, found: str, legal: str) -> str:
     return f"error: `{path or 'the trace'}`, line {line}: {found}\n  legal: {legal}"
 
 
+TRACE_FLAGS = {"block_size": "--block-size 16", "rows": "--rows cumulative", "time_unit": "--time-unit s"}
+
+
+def untold_trace(path: object, line: int, found: str, legal: str, option: str) -> str:
+    """A file that can be read in more than one way; the answer is written down once, in our own format."""
+    return (
+        f"error: `{path}`, line {line}: {found}\n"
+        f"  needed: {legal}; it is not guessed, because reuse depends on it\n"
+        f"hint: kvrelay trace convert {path} {TRACE_FLAGS[option]} --out told.jsonl, and then use that file"
+    )
+
+
 def unwritable_folder(path: object, reason: str) -> str:
     return f"error: cannot write to `{path}` (from `--out`): {reason}\nhint: name another folder with `--out DIR`"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvrelay.cli.messages import TRACE_FLAGS
 from kvrelay.core.stats.distribution import Distribution
 from kvrelay.core.traces.cut import CutCounts
 from kvrelay.core.traces.facts import EndlessCache, TraceFacts
 from kvrelay.core.traces.reuse import Reuse
 
-FLAGS = {"block_size": "--block-size 16", "rows": "--rows cumulative", "time_unit": "--time-unit s"}
 REASONS = {
     "over_long": "too long for the model",
     "after_over_long": "after a turn that was left out",
@@ -31,7 +31,7 @@ def not_told(path: object, line: int, found: str, legal: str, option: str) -> st
     return (
         f"error: `{path}`, line {line}: {found}\n"
         f"  needed: {legal}; it is not guessed, because reuse depends on it\n"
-        f"hint: for instance `{FLAGS[option]}`"
+        f"hint: for instance `{TRACE_FLAGS[option]}`"
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from kvrelay.core.traces.formats import delta, mooncake
 from kvrelay.core.traces.formats.options import CannotExpress, ImportOptions
+from kvrelay.core.traces.formats.registry import FORMATS
 from kvrelay.core.traces.reuse import reuse_of
 from kvrelay.core.traces.trace import GLOBAL_SCOPE, Session, Trace, TraceError, Turn
 
@@ -40,6 +41,14 @@ def test_the_same_new_tokens_after_different_answers_share_nothing() -> None:
     reuse = reuse_of(mooncake.read(TWO_SESSIONS, ImportOptions(100)), tail_rule="full")
 
     assert (reuse.hit_blocks, reuse.own_hit_blocks) == (2 + 4 + 2 + 2, 2 + 4 + 2)
+
+
+def test_the_name_of_the_format_tells_what_the_rows_hold() -> None:
+    alone = [row("a", 250, [0, 1, 2], timestamp=0.0), row("a", 250, [0, 1, 2], delay=1.0)]
+
+    told = FORMATS["aiperf"].read(alone, ImportOptions(100))
+
+    assert [turn.input_tokens for turn in told.sessions[0].turns] == [250, 250 + 30 + 250]
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ def test_rows_out_of_order_are_sorted_and_odd_ids_are_numbered_with_a_notice() -
     )
 
 
+@pytest.mark.covers("BM-12")
 @pytest.mark.parametrize(
     ("bad", "found"),
     [
@@ -81,6 +82,8 @@ def test_rows_out_of_order_are_sorted_and_odd_ids_are_numbered_with_a_notice() -
         (row(input_length=256, output_length=64), "no `timestamp`"),
         (row(timestamp=0, input_length=5000, output_length=64, hash_ids=[1]), "1 hash_ids for input_length 5000"),
         (row(timestamp=0, input_length=-5, output_length=64, hash_ids=[1]), "a negative length"),
+        (row(timestamp=0, text_input="who are you", output_length=4), "a member `text_input` with text"),
+        (row(timestamp=0, input_length=5, output_length=4, messages=[{"role": "user"}]), "`messages` with text"),
         (b"[]", "Expected `object`"),
         (b"{", "truncated"),
     ],

@@ -10,6 +10,7 @@ from the ids or be told.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,13 @@ class _Row(msgspec.Struct):
     hash_ids: tuple[Id, ...] | None = None
     session_id: str | int | None = None
     delay: float | None = None
+    text_input: Any = None
+    messages: Any = None
+    payload: Any = None
+
+    def text_member(self) -> str | None:
+        """Some tools put prompts into these rows. A trace is passed on between companies because it has none."""
+        return next((name for name in ("text_input", "messages", "payload") if getattr(self, name) is not None), None)
 
 
 def looks_like(first: bytes) -> bool:
@@ -73,6 +81,11 @@ def _rows(trace: Trace, numbers: dict[tuple[str, int], int]) -> Iterator[bytes]:
 
 def _complete(rows: Iterable[tuple[int, _Row]]) -> Iterator[tuple[int, _Row]]:
     for line, row in rows:
+        text = row.text_member()
+        if text is not None:
+            raise TraceError(
+                line, f"a member `{text}` with text", "rows with ids only; logged requests are a format too"
+            )
         if row.input_length is None or row.output_length is None:
             raise TraceError(line, "no `input_length` or no `output_length`", LEGAL)
         if row.timestamp is None and (row.session_id is None or row.delay is None):

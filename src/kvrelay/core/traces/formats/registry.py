@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvrelay.core.traces.formats import (
     azure,
@@ -31,6 +32,11 @@ class Format(Struct, frozen=True):
     write: Callable[[Trace], Written] | None = None
 
 
+def _read_new_tokens(lines: Lines, options: ImportOptions) -> Trace:
+    """Who names this format has told what the rows hold."""
+    return mooncake.read(lines, replace(options, rows=options.rows or "delta"))
+
+
 # In the order in which a file is asked: the special ones before those with members that others have, too.
 FORMATS: dict[str, Format] = {
     "kvrelay": Format("our own, loses nothing", native.looks_like, native.read, native.write),
@@ -39,7 +45,7 @@ FORMATS: dict[str, Format] = {
     "receipts": Format("our own receipts", receipt_log.looks_like, receipt_log.read),
     "bailian": Format("chats with their parents", bailian.looks_like, bailian.read, bailian.write),
     "mooncake": Format("rows with hash_ids, cumulative", mooncake.looks_like, mooncake.read, mooncake.write),
-    "aiperf": Format("multi-turn rows, only new tokens", lambda _: False, mooncake.read, delta.write),
+    "aiperf": Format("multi-turn rows, only new tokens", lambda _: False, _read_new_tokens, delta.write),
     "requests": Format("logged OpenAI requests, hashed", request_log.looks_like, request_log.read),
     "azure": Format("CSV of times and lengths", azure.looks_like, azure.read, azure.write),
     "burstgpt": Format("CSV of times and lengths", burstgpt.looks_like, burstgpt.read, burstgpt.write),
