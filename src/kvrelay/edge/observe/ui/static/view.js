@@ -112,9 +112,13 @@ function request(one, words) {
   const ended = one.status === "ok" ? ms(one.e2e_ms) : one.status.replaceAll("_", " ");
   return h("li", {}, h("button", {type: "button", onclick: () => tell(one.request_id, words)},
     h("span", {class: "where"}, one.chosen_worker ?? "nobody"), h("span", {class: "why"}, one.words),
-    h("span", {class: "tokens"}, bar(ratio(hit, could), "hit"), tokens),
-    h("span", {class: "ttft"}, one.ttft_ms === null ? "-" : ms(one.ttft_ms)), h("span", {class: one.status === "ok" ? "end" : "end bad"}, ended)));
+    h("span", {class: "tokens"}, bar(ratio(hit, could), "hit"), label("hit"), tokens),
+    h("span", {class: "ttft"}, label("first token"), one.ttft_ms === null ? "-" : ms(one.ttft_ms)),
+    h("span", {class: one.status === "ok" ? "end" : "end bad"}, label("ended"), ended)));
 }
+
+/** The head of its column, for those who do not see one. */
+const label = (text) => h("span", {class: "label"}, `${text} `);
 
 function counts(entries) {
   if (!entries.length) return h("p", {class: "note"}, "none yet");
