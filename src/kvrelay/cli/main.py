@@ -29,6 +29,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "manifest": ("kvrelay.cli.manifest", "Check what a run states of itself; put two runs together."),
     "arms": ("kvrelay.cli.arms", "Show in what arms differ; check a plan of contenders."),
     "trace": ("kvrelay.cli.trace", "Look into traces, convert them, cut them down, make prompts of them."),
+    "simulate": ("kvrelay.cli.simulate", "What caches would hit and where requests would go, under virtual time."),
+    "size": ("kvrelay.cli.size", "How much cache is enough, and when fetching beats computing."),
     "tune": ("kvrelay.cli.tune", "Sweep policy weights against an SLO stated beforehand."),
 }
 
