@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("kvrelay.cli.agent", "Keep a snapshot of a worker's live blocks for routers that come late."),
     "chaos": ("kvrelay.cli.chaos", "Put faults on the wire between a worker and the gateway."),
     "doctor": ("kvrelay.cli.doctor", "Examine a fleet: what is wrong with it, why, and what to do."),
+    "store": ("kvrelay.cli.store", "Stores of KV objects: serve, list, verify, purge, scrub."),
     "receipts": ("kvrelay.cli.receipts", "Read route receipts: tail, explain, reconcile."),
     "dashboard": ("kvrelay.cli.dashboard", "Print the Grafana dashboard, alert rules, table of metrics, runbook."),
     "scrape-map": ("kvrelay.cli.scrape_map", "List how a worker's metrics page is understood."),
