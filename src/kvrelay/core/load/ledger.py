@@ -126,6 +126,11 @@ class Ledger:
         load.recent_tokens += prefill_tokens * self._weight(now)
         self._mean_prefill_tokens = self.mean_prefill_tokens(prefill_tokens) * 0.95 + prefill_tokens * 0.05
 
+    def forget_old_rate(self, now: float, slot: int) -> None:
+        """See `PrefillRates.forget_old`; of a worker that has prefill to do nothing is forgotten."""
+        if not self.slots[slot].queued_requests:
+            self.rates.forget_old(now, slot)
+
     def first_token(self, now: float, request_id: str) -> None:
         """Prefill is over: its tokens leave the load, its blocks enter it. Counts once."""
         booking = self._bookings.get(request_id)

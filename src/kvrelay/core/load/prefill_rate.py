@@ -19,6 +19,7 @@ _DECAY = 0.9
 _MIN_SAMPLE_TOKENS = 128
 _NOISE = 0.35  # of the mean; learned rates that differ by less are taken for equal
 _LEAST, _MOST = 1.0 - _NOISE, 1.0 + _NOISE
+_TRUSTED_S = 10.0  # a slow rate is believed this long without a sample: who is avoided for it gets none
 _MAX_PROGRESS = 0.8  # of a backlog may be presumed done; a worker that hangs must not look idle
 
 
@@ -30,6 +31,7 @@ class _Rate(Struct):
     tokens: float = 0.0
     seconds: float = 0.0
     since: float = 0.0  # the backlog has been worked on since then
+    sampled_at: float = 0.0
 
 
 class PrefillRates:
@@ -102,6 +104,13 @@ class PrefillRates:
             rate.tokens_per_s = rate.tokens / rate.seconds
             self._learned_sum += rate.tokens_per_s
             rate.samples += 1
+            rate.sampled_at = now
+
+    def forget_old(self, now: float, slot: int) -> None:
+        """A worker that was slow, and is idle, is tried again after a while: whatever slowed it may be over."""
+        rate = self._rates[slot]
+        if rate.samples and now - rate.sampled_at > _TRUSTED_S and rate.tokens_per_s < (1 - _NOISE) * self._mean():
+            self.add_slot(slot)
 
     def prefill_abandoned(self, now: float, slot: int) -> None:
         """A booked prefill will not finish; it teaches nothing."""

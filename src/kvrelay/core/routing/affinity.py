@@ -251,4 +251,5 @@ class Affinity:
         session.home = session.founder = None
 
     def _expired(self, now: float, session: Session) -> bool:
-        return self._ttl_s is None or (session.turns == 0 and now - session.idle_since >= self._ttl_s)
+        """By the very sum of `next_expiry`: a difference rounds otherwise, and who wakes would find nothing due."""
+        return self._ttl_s is None or (session.turns == 0 and now >= session.idle_since + self._ttl_s)

@@ -212,7 +212,7 @@ class Router:
             case LoadReported():
                 return self._load_reported(event)
             case ProbeAnswered():
-                return self._probed(event)
+                return self._probed(now, event)
             case AttemptFailed():
                 return self._failed(now, event)
             case ClientLeft():
@@ -743,12 +743,14 @@ class Router:
         self._keeper.forget_worker(name)
         return self._wake(now)
 
-    def _probed(self, event: ProbeAnswered) -> Effects:
+    def _probed(self, now: float, event: ProbeAnswered) -> Effects:
         worker = self._fleet.live(event.worker)
         if worker is None:
             return self._late()
         if not worker.health.up:
             self._fleet.changed()  # what was only suspected may be known now
+        for target in worker.targets if event.ok else ():
+            self._ledger.forget_old_rate(now, target.slot)
         was_dead = worker.health.dead
         reports = self._report_change(worker, worker.health.probed(event.ok), event.detail)
         return reports + self._hasten(worker.id) if worker.health.dead and not was_dead else reports

@@ -310,13 +310,13 @@ class _Link:
             asyncio.ensure_future(self._way(Direction.DOWN, server[0], client[1])),
         ]
         ended: asyncio.Future[Any] = asyncio.ensure_future(self._ended.wait())
+        both: asyncio.Future[Any] = asyncio.ensure_future(asyncio.wait(ways))
         try:
-            both: asyncio.Future[Any] = asyncio.gather(*ways)
             await asyncio.wait([ended, both], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (*ways, ended):
+            for task in (*ways, ended, both):
                 task.cancel()
-            await asyncio.gather(*ways, ended, return_exceptions=True)
+            await asyncio.gather(*ways, ended, both, return_exceptions=True)
 
     async def _way(self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Reading and writing are apart: a delay must not become a limit of the rate."""

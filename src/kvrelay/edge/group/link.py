@@ -41,6 +41,7 @@ class Link(asyncio.Protocol):
         self._early: list[Told] = []
         self._placements: list[Placement] = []
         self._lines: list[bytes] = []
+        self.lost = 0  # the group counts what it cannot write
         self._unsent_bytes = 0
         self._loads: tuple[SiblingLoad, ...] = ()
         self._until_said_again = 0

@@ -27,7 +27,9 @@ _log = logging.getLogger(__name__)
 
 
 class LineWriter(Protocol):
-    """Where lines go for good."""
+    """Where lines go for good. `lost` counts those that were taken and could not be written."""
+
+    lost: int
 
     def put(self, line: bytes) -> bool:
         """False: there is no room, the line was not taken."""
@@ -51,12 +53,17 @@ class ReceiptLog:
     """`writer=None` keeps the last `recent` receipts in memory only."""
 
     def __init__(self, writer: LineWriter | None = None, *, recent: int = DEFAULT_RECENT) -> None:
-        self.dropped = 0
+        self._refused = 0
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(Receipt)
         self._recent: dict[str, bytes] = {}  # oldest first
         self._max_recent = recent
         self._writer = writer
+
+    @property
+    def dropped(self) -> int:
+        """Receipts that are in no file and should be: there was no room for them, before the writer or on the disk."""
+        return self._refused + (0 if self._writer is None else self._writer.lost)
 
     def write(self, receipt: Receipt) -> None:
         line = self._encoder.encode(receipt)
@@ -65,9 +72,9 @@ class ReceiptLog:
         if len(self._recent) > self._max_recent:
             del self._recent[next(iter(self._recent))]
         if self._writer is not None and not self._writer.put(line + b"\n"):
-            self.dropped += 1
-            if self.dropped == 1 or self.dropped % 1000 == 0:
-                _log.error("receipts dropped: the disk does not keep up; dropped=%d", self.dropped)
+            self._refused += 1
+            if self._refused == 1 or self._refused % 1000 == 0:
+                _log.error("receipts dropped: the disk does not keep up; dropped=%d", self._refused)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._recent
@@ -76,10 +83,6 @@ class ReceiptLog:
         """The receipt, if it is among the last ones."""
         line = self._recent.get(request_id)
         return None if line is None else self._decoder.decode(line)
-
-    def recent_lines(self, limit: int) -> list[bytes]:
-        """The same, as they were encoded."""
-        return list(islice(reversed(self._recent.values()), limit))
 
     def recent(self, limit: int) -> list[Receipt]:
         """The last receipts, newest first."""
@@ -101,6 +104,7 @@ class _Writer:
 
     def __init__(self, file: _RotatedFile) -> None:
         self._file = file
+        self.lost = 0
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._busy = False
@@ -152,6 +156,7 @@ class _Writer:
         try:
             self._file.append(batch)
         except OSError as error:
+            self.lost += len(batch)
             _log.error("receipts lost: %s; count=%d", error, len(batch))
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Struct
 
 from kvrelay import __version__
 from kvrelay.edge.http.heads import Header
@@ -23,7 +24,14 @@ from kvrelay.edge.worker.answers import (
     RequestError,
 )
 from kvrelay.edge.worker.faults import Fault, FaultError, parse_fault
-from kvrelay.edge.worker.generation import Generation, OutOfVocabulary, adapter_of, check_vocabulary, decode_body
+from kvrelay.edge.worker.generation import (
+    Generation,
+    OutOfVocabulary,
+    adapter_of,
+    check_vocabulary,
+    decode_body,
+    read_prompts,
+)
 from kvrelay.edge.worker.reply import MidFault
 from kvrelay.edge.worker.spec import MockSpec
 
@@ -44,6 +52,14 @@ JSON_ANSWERS: dict[str, Callable[[Exchange, MockSpec], None]] = {
     "/v1/embeddings": embeddings.embed,
     "/v1/messages/count_tokens": messages.count_tokens,
 }
+
+
+class Holding(Struct, kw_only=True):
+    """Body of POST /mock/holds."""
+
+    prompt: Any
+    adapter: str | None = None
+    cache_salt: str | None = None
 
 
 class Api:
@@ -69,6 +85,7 @@ class Api:
             "/server_info": ("GET", self._server_info),
             "/mock/state": ("GET", self._state),
             "/mock/faults": ("GET POST DELETE", self._faults),
+            "/mock/holds": ("POST", self._holds),
         }
 
     def handle(self, exchange: Exchange) -> None:
@@ -262,6 +279,13 @@ class Api:
 
     def _state(self, exchange: Exchange) -> None:
         answers.respond_json(exchange, self._worker.state())
+
+    def _holds(self, exchange: Exchange) -> None:
+        """How much of a prompt is really cached: the truth that an index elsewhere estimates."""
+        asked = decode_body(exchange.body, Holding)
+        token_ids = read_prompts(asked.prompt)[0]
+        blocks = self._worker.host.engine.cached_blocks(token_ids, adapter=asked.adapter, salt=asked.cache_salt)
+        answers.respond_json(exchange, {"blocks": blocks, "tokens": blocks * self._worker.spec.block_size_tokens})
 
     def _faults(self, exchange: Exchange) -> None:
         said: dict[str, Any] = {}

@@ -27,6 +27,7 @@ class MockSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: int = 0
     model: str = "mock-model"
+    revision: str = ""  # of its weights: workers of different revisions go by one name and never agree on KV
     adapters: tuple[str, ...] = ()
     vocab_size: int = 200_000
     block_size_tokens: int = 16
@@ -80,7 +81,7 @@ class MockSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def engine_settings(self) -> EngineSettings:
         return EngineSettings(
-            model=self.model,
+            model=f"{self.model}@{self.revision}" if self.revision else self.model,
             block_size_tokens=self.block_size_tokens,
             blocks=self.blocks,
             max_model_len=self.context_tokens,
