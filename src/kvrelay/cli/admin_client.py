@@ -6,7 +6,9 @@ import http.client
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -56,12 +58,22 @@ class AdminClient:
         except msgspec.DecodeError as error:
             raise AdminUnavailable(f"{self.url}{path} answered something else: {error}") from error
 
-    def workers(self) -> bytes:
-        """All workers as the gateway describes them, in JSON."""
-        body = self._get("/admin/workers")
-        if body is None:
-            raise AdminUnavailable(f"{self.url}/admin/workers answered 404: that is no admin port of a gateway")
-        return body
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+        """The answer to an order. Raises AdminUnavailable for a refusal too, with what the gateway said."""
+        request = self._request(path)
+        request.method = method
+        if body is not None:
+            request.data = msgspec.json.encode(body)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                answer: bytes = response.read()
+                return answer
+        except urllib.error.HTTPError as error:
+            said = error.read(2000).decode("utf-8", "replace")
+            error.close()
+            raise AdminUnavailable(f"{self.url}{path} answered {error.code}: {said}") from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise AdminUnavailable(f"{self.url}: {getattr(error, 'reason', error)}") from error
 
     def _get(self, path: str) -> bytes | None:
         """None for 404."""

@@ -106,6 +106,11 @@ class GatewayProcess:
             found: dict[str, Any] = await response.json()
             return found
 
+    def signal(self, number: signal.Signals) -> None:
+        """To all of its processes."""
+        assert self._process is not None
+        _signal_group(self._process.pid, number)
+
     async def _stop(self) -> None:
         """SIGTERM and a bounded wait for the drain, then SIGKILL to what is left of the group."""
         process = self._process

@@ -30,7 +30,12 @@ class Agenda:
         """When the next action is due; None if nothing is."""
         return self._due[0][0] if self._due else None
 
+    def jump(self, seconds: float) -> None:
+        """The clock goes ahead while nothing happens; what was due meanwhile happens now."""
+        self.now_s += seconds
+
     def step(self) -> None:
         """Do what is due next. Its time becomes the present."""
-        self.now_s, _, action = heapq.heappop(self._due)
+        due_s, _, action = heapq.heappop(self._due)
+        self.now_s = max(self.now_s, due_s)
         action()

@@ -18,6 +18,7 @@ Hooks, from the outside in:
   batch (delay, loss, duplication, order), to replays, probes and scrapes.
 - workers: `kill`, `restart` (a new incarnation with an empty cache), `freeze` and `thaw` (a process that stands still),
   `drain`, `resume`, `add`, `remove`, `reset_cache`, `corrupt`. They act now; `at(when_s, action)` puts anything off.
+- `restart_router()`: a new process of the gateway; open requests break without a receipt.
 - `feed(event)`: any event of `core/model/events.py` straight into the router.
 - `observer(now_s, event, effects)`: called after every step of the router, for invariants and histories.
 - questions: `receipts`, `answers` (what each client got), `reports` (counts), `cached_blocks(name, token_ids)` (what an
@@ -35,6 +36,7 @@ from functools import partial
 from typing import assert_never
 
 import msgspec
+from msgspec.structs import replace
 
 from kvrelay.core.model.effects import (
     BreakOff,
@@ -73,7 +75,7 @@ from kvrelay.lab.sim.agenda import Action, Agenda
 from kvrelay.lab.sim.attempt import Answer, Attempt, HostTimes, SimRequest
 from kvrelay.lab.sim.watch import Watch
 from kvrelay.lab.sim.weather import Weather
-from kvrelay.lab.sim.worker import Insider, Worker, WorkerSetup
+from kvrelay.lab.sim.worker import Worker, WorkerSetup
 
 Observer = Callable[[float, Event, tuple[Effect, ...]], None]
 
@@ -105,7 +107,6 @@ class World:
         interval_s: float = 1.0,
         observer: Observer | None = None,
         keep_answers: bool = True,
-        insider: Insider | None = None,
     ) -> None:
         self.router = Router(settings)
         self.receipts: list[Receipt] = []
@@ -113,15 +114,13 @@ class World:
         self.reports: dict[str, int] = {}
         self.workers: dict[str, Worker] = {}
         self.submitted = 0
-        self.promised = 0  # requests that will be submitted; `run` waits for them too
-        self.on_receipt: Callable[[Receipt], None] | None = None
+        self.cut_by_restart = 0  # requests that were open when the gateway's process ended
         self.weather = weather or Weather()
-        self._agenda = Agenda()
+        self.agenda = Agenda()
         self._times = times
         self._interval_s = interval_s
         self._observer = observer
         self._keep_answers = keep_answers
-        self._insider = insider
         self._draw = random.Random(seed)  # as the gateway draws, request by request
         self._jitter = random.Random(f"{seed}/jitter")
         self._watches: dict[str, Watch] = {}
@@ -131,27 +130,27 @@ class World:
 
     @property
     def now_s(self) -> float:
-        return self._agenda.now_s
+        return self.agenda.now_s
 
     @property
     def unsettled(self) -> int:
-        """Requests submitted, arrived or not, that have no receipt yet."""
-        return self.submitted - len(self.receipts)
+        """Requests submitted, arrived or not, that have no receipt yet and will get one."""
+        return self.submitted - len(self.receipts) - self.cut_by_restart
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
     def submit(self, at_s: float, request: SimRequest) -> None:
         """The request arrives at the gateway then. Its id must be unique in this world."""
         self.submitted += 1
-        self._agenda.at(at_s, partial(self._arrive, request))
+        self.agenda.at(at_s, partial(self._arrive, request))
 
     def leave(self, at_s: float, request_id: str) -> None:
         """The client closes its connection then, if it still waits."""
-        self._agenda.at(at_s, partial(self._client_leaves, request_id))
+        self.agenda.at(at_s, partial(self._client_leaves, request_id))
 
     def at(self, when_s: float, action: Action) -> None:
         """Anything, then."""
-        self._agenda.at(when_s, action)
+        self.agenda.at(when_s, action)
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
@@ -159,18 +158,21 @@ class World:
         """A worker that runs already is added to the configuration, and asked who it is at once."""
         name = setup.name
         assert name not in self.workers, f"there is a worker {name} already"
-        worker = Worker(setup, self._agenda, partial(self._publish, name), self._insider)
+        worker = Worker(setup, self.agenda, partial(self._publish, name))
         self.workers[name] = worker
-        self._watches[name] = Watch(
+        self._watches[name] = self._watch_of(worker)
+        worker.start()
+        self._watches[name].start()
+
+    def _watch_of(self, worker: Worker) -> Watch:
+        return Watch(
             worker,
-            agenda=self._agenda,
+            agenda=self.agenda,
             weather=self.weather,
             feed=self.feed,
             interval_s=self._interval_s,
             uniform=self._jitter.random,
         )
-        worker.start()
-        self._watches[name].start()
 
     def remove(self, name: str) -> None:
         """It is taken out of the configuration; its process goes on with what it has."""
@@ -222,13 +224,27 @@ class World:
         life = self.workers[name].life
         return 0 if life is None else life.engine.cached_blocks(token_ids, adapter=adapter, salt=salt)
 
+    def restart_router(self) -> None:
+        """The gateway's process ends and another begins: open requests break, beliefs are gone, epochs are kept."""
+        for live in self._live.values():
+            self._cancel(live)
+            live.answer.ending = "gateway_lost"
+        self.cut_by_restart += len(self._live)
+        self._live.clear()
+        self.router = Router(self.router.settings, self.router.epochs.state)
+        for name, watch in self._watches.items():
+            watch.close()
+            self._watches[name] = self._watch_of(self.workers[name])
+        for watch in tuple(self._watches.values()):
+            watch.start()
+
     # --- time --------------------------------------------------------------------------------------------------------
 
     def run(self, until_s: float | None = None) -> None:
         """Lets virtual time pass until all requests are settled, or until `until_s`."""
-        agenda = self._agenda
+        agenda = self.agenda
         if until_s is None:
-            while self.unsettled or self.promised:
+            while self.unsettled:
                 agenda.step()
             return
         while True:
@@ -256,18 +272,20 @@ class World:
 
     def feed(self, event: Event) -> None:
         """One event into the router, its effects into the world."""
-        effects = self.router.step(self._agenda.now_s, event)
+        effects = self.router.step(self.agenda.now_s, event)
         for effect in effects:
             self._act(effect)
         if self._observer is not None:
-            self._observer(self._agenda.now_s, event, effects)
+            self._observer(self.agenda.now_s, event, effects)
 
     def _arrive(self, request: SimRequest) -> None:
         live = self._live[request.request_id] = _Live(request)
         if self._keep_answers:
             self.answers[request.request_id] = live.answer
-        self._agenda.after(self._times.total_s, partial(self._expire, live))
+        self.agenda.after(self._times.total_s, partial(self._expire, live))
         router, tokens = self.router, request.token_ids
+        epoch = router.epochs.tag(request.tenant.name, request.adapter)
+        request = live.request = replace(request, tenant=router.epochs.salted(request.tenant, epoch))
         keys = {
             size: router.keyer.prompt_keys(tokens, size, adapter=request.adapter, salt=request.tenant.salt)
             for size in router.block_sizes()
@@ -281,6 +299,7 @@ class World:
                 session_id=request.session_id,
                 tenant=request.tenant,
                 priority=request.priority,
+                epoch=epoch,
                 draw=self._draw.getrandbits(64),
             )
         )
@@ -310,12 +329,10 @@ class World:
             case Dispatch():
                 self._dispatch(effect)
             case WakeAt():
-                self._agenda.at(effect.at, self._wake)
+                self.agenda.at(effect.at, self._wake)
             case WriteReceipt():
                 del self._live[effect.receipt.request_id]
                 self.receipts.append(effect.receipt)
-                if self.on_receipt is not None:
-                    self.on_receipt(effect.receipt)
             case RequestReplay():
                 self._watches[effect.worker.name].replay(effect)
             case Report():
@@ -331,7 +348,7 @@ class World:
             case Hasten():
                 self._hasten(effect)
             case RequestSnapshot():
-                self._agenda.after(0.0, partial(self.feed, SnapshotUnavailable(effect.worker, effect.rank, "no agent")))
+                self.agenda.after(0.0, partial(self.feed, SnapshotUnavailable(effect.worker, effect.rank, "no agent")))
             case ShareSession():
                 pass  # this gateway has no sibling to tell
             case _:
@@ -343,9 +360,9 @@ class World:
             live.request,
             live.answer,
             effect,
-            self.weather.attempt(self._agenda.now_s, effect),
+            self.weather.attempt(self.agenda.now_s, effect),
             worker=self.workers[effect.worker.name],
-            agenda=self._agenda,
+            agenda=self.agenda,
             feed=self.feed,
             times=self._times,
             migrates=self.router.settings.migrate,

@@ -1,0 +1,433 @@
+"""Plays one schedule on a simulated fleet, heals it, and says what was wrong, if anything."""
+
+from __future__ import annotations
+
+import traceback
+from functools import lru_cache
+
+import numpy as np
+from msgspec import Struct
+
+from kvrelay.core.engine.cost import StepCost
+from kvrelay.core.engine.engine import EngineSettings
+from kvrelay.core.engine.sequence import EngineRequest
+from kvrelay.core.model.effects import Effect
+from kvrelay.core.model.events import (
+    AttemptFailed,
+    EpochRotated,
+    Event,
+    EventsHeard,
+    FirstTokenSeen,
+    KvBatch,
+    PolicyChanged,
+    ReplayArrived,
+    RequestArrived,
+    RequestFinished,
+    ResidencyReset,
+    SessionClosed,
+    WokeUp,
+    WorkerSpec,
+)
+from kvrelay.core.model.prompt import Prompt, Tenant, TokenIds
+from kvrelay.core.model.units import IndexState, Status, Trigger
+from kvrelay.core.routing.settings import RouterSettings
+from kvrelay.core.routing.status import WorkerStatus
+from kvrelay.lab.drills.fuzz.schedule import BLOCK_TOKENS, HEAL_S, POLICIES, Ask, Hit, Schedule
+from kvrelay.lab.drills.fuzz.watch import (
+    MAX_ORPHANS,
+    MAX_PENDING_BATCHES,
+    MAX_SESSIONS,
+    Broken,
+    Watchman,
+)
+from kvrelay.lab.drills.fuzz.weather import FuzzWeather
+from kvrelay.lab.drills.reference import text_of
+from kvrelay.lab.sim.attempt import HostTimes, SimRequest
+from kvrelay.lab.sim.worker import WorkerSetup
+from kvrelay.lab.sim.world import World
+
+MODEL, ADAPTER = "mock-model", "ad"
+SALTS = (None, "salt-of-one", "salt-of-two")
+INTERVAL_S = 0.5
+RECOVERY_S = 12.0  # a worker that was slow is tried again after ten seconds
+BURSTS, BURST_EVERY_S, BURST_TOKENS = 8, 0.4, 80
+SETTLE_S = 4.0
+MAX_VIRTUAL_S = 200.0
+KEPT_EVENTS = 200
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """What did not hold, and when."""
+
+    what: str
+    at_s: float
+    where: str = ""  # of a mistake in the code itself
+
+
+class Run:
+    """One world and one schedule."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        plan = schedule.fleet
+        self.schedule = schedule
+        self.weather = FuzzWeather()
+        self.requests: dict[str, SimRequest] = {}
+        self._watchman = Watchman(attempts=plan.attempts, requests=self.requests, published=self.weather.published)
+        self._seen: list[Event] = []
+        self._asks: dict[str, Ask] = {}
+        self._removed: set[str] = set()
+        self._drained: set[str] = set()
+        self.world = World(
+            (),
+            settings=RouterSettings(
+                policy=plan.policy,
+                scorer=plan.scorer,
+                affinity_ttl_s=plan.ttl_s,
+                affinity_hard=plan.hard,
+                max_sessions=MAX_SESSIONS,
+                retry_attempts=plan.attempts,
+                retry_budget_ratio=1.0,
+                migrate=plan.migrate,
+                queue_depth=plan.queue_depth,
+                queue_wait_s=2.0,
+                speculative_deadline_s=5.0,
+                max_orphan_blocks=MAX_ORPHANS,
+                max_pending_batches=MAX_PENDING_BATCHES,
+                replay_timeout_s=0.5,
+                key_seed=b"fuzz",
+            ),
+            seed=schedule.seed,
+            weather=self.weather,
+            times=HostTimes(first_byte_s=1.5, idle_s=1.0, total_s=30.0),
+            interval_s=INTERVAL_S,
+            observer=self._observe,
+        )
+        for number in range(plan.workers):  # who observes must know the world
+            self.world.add(self._worker(f"w{number}"))
+
+    def play(self) -> Failure | None:
+        """None: everything held."""
+        try:
+            self._faulty_part()
+            self._heal()
+            self._quiet_part()
+            self._judge()
+        except Broken as broken:
+            return Failure(what=str(broken), at_s=round(self.world.now_s, 4))
+        except Exception as mistake:  # an assertion of core, or a plain bug: both are findings
+            frames = traceback.extract_tb(mistake.__traceback__)
+            where = " <- ".join(f"{frame.name}:{frame.lineno}" for frame in reversed(frames[-3:]))
+            what = f"{type(mistake).__name__}: {mistake}"
+            return Failure(what=what, at_s=round(self.world.now_s, 4), where=where)
+        return None
+
+    def _worker(self, name: str) -> WorkerSetup:
+        plan = self.schedule.fleet
+        engine = EngineSettings(
+            model=MODEL,
+            block_size_tokens=BLOCK_TOKENS,
+            blocks=plan.blocks,
+            max_model_len=plan.blocks * BLOCK_TOKENS,
+            cost=StepCost(prefill_tokens_per_s=4_000.0, decode_ms=4.0),
+        )
+        spec = WorkerSpec(
+            url=f"http://{name}.sim",
+            models=(MODEL,),
+            adapters=(ADAPTER,),
+            block_size_tokens=BLOCK_TOKENS,
+            max_active_requests=plan.max_active or None,
+            engine="mock",
+        )
+        return WorkerSetup(name=name, engine=engine, replay_buffer_batches=plan.replay_batches, spec=spec)
+
+    def _observe(self, now_s: float, event: Event, effects: tuple[Effect, ...]) -> None:
+        if not isinstance(event, WokeUp):
+            self._seen.append(event)
+            del self._seen[:-KEPT_EVENTS]
+        self._watchman.after(now_s, self.world.router, event, effects)
+
+    # --- what goes wrong ---------------------------------------------------------------------------------------------
+
+    def _faulty_part(self) -> None:
+        for op in self.schedule.ops:
+            if isinstance(op, Ask):
+                self._submit(op)
+            else:
+                self.world.at(op.at_s, lambda op=op: self._hit(op))  # type: ignore[misc]
+        self.world.run(until_s=HEAL_S)
+
+    def _submit(self, ask: Ask) -> None:
+        request = SimRequest(
+            request_id=ask.id,
+            token_ids=_tokens(ask.root, ask.turns, ask.tokens),
+            max_tokens=ask.max_tokens,
+            session_id=ask.session,
+            model=ADAPTER if ask.adapter else MODEL,
+            adapter=ADAPTER if ask.adapter else None,
+            tenant=Tenant(f"t{ask.tenant}", salt=SALTS[ask.tenant]),
+            priority=ask.priority,
+        )
+        self._asks[ask.id] = ask
+        self.requests[ask.id] = request
+        self.world.submit(ask.at_s, request)
+        if ask.leaves_after_s is not None:
+            self.world.leave(ask.at_s + ask.leaves_after_s, ask.id)
+
+    def _hit(self, hit: Hit) -> None:
+        if hit.worker < 0:
+            self._hit_gateway(hit)
+            return
+        name = f"w{hit.worker}"
+        if name not in self._removed:
+            self._hit_worker(hit, name)
+
+    def _hit_worker(self, hit: Hit, name: str) -> None:
+        world, weather = self.world, self.weather
+        match hit.kind:
+            case "kill":
+                world.kill(name)
+            case "restart":
+                world.restart(name)
+            case "freeze":
+                world.freeze(name)
+            case "thaw":
+                world.thaw(name)
+            case "cut_off":
+                weather.cut_off.add(name)
+            case "rejoin":
+                weather.cut_off.discard(name)
+            case "slow":
+                weather.slower_s[name] = hit.amount
+            case "drain":
+                self._drained.add(name)
+                world.drain(name)
+            case "resume":
+                self._drained.discard(name)
+                world.resume(name)
+            case "lose":
+                weather.lost_batches[name] = int(hit.amount)
+            case "double":
+                weather.doubled.add(name)
+            case "shuffle":
+                weather.shuffled.add(name)
+            case "no_replay":
+                weather.no_replay.add(name)
+            case "part_replay":
+                weather.replay_keeps[name] = int(hit.amount)
+            case "calm_events":
+                weather.calm_events()
+            case "refuse_429" | "refuse_503" | "refuse_500":
+                weather.refusals[name] = int(hit.kind.removeprefix("refuse_")), int(hit.amount)
+            case "break_after" | "silent_after":
+                weather.strike_next(name, int(hit.amount), silent=hit.kind == "silent_after")
+            case "reset_cache":
+                world.reset_cache(name)
+            case "remove":
+                self._remove(name)
+            case "resync":
+                world.feed(ResidencyReset(name, replay=True))
+            case "unheard":
+                self._unheard(name)
+            case "stale_batch":
+                self._say_again(KvBatch, 0.5)
+            case _:
+                raise ValueError(f"no such hit: {hit.kind}")
+
+    def _remove(self, name: str) -> None:
+        """Two at least stay."""
+        if self.schedule.fleet.workers - len(self._removed) > 2:
+            self._removed.add(name)
+            self.world.remove(name)
+
+    def _unheard(self, name: str) -> None:
+        """Its events were said not to come, and then to come after all."""
+        life = self.world.workers[name].life
+        if life is not None:
+            self.world.feed(EventsHeard(life.id, "nothing comes"))
+            self.world.feed(EventsHeard(life.id, None))
+
+    def _hit_gateway(self, hit: Hit) -> None:
+        world = self.world
+        match hit.kind:
+            case "restart_gateway":
+                self._watchman.gateway_restarted()
+                world.restart_router()
+                for name in self._drained - self._removed:
+                    world.drain(name)
+            case "close_session":
+                world.feed(SessionClosed(f"s{int(hit.amount)}"))
+            case "policy":
+                world.feed(PolicyChanged(POLICIES[int(hit.amount)]))
+            case "rotate_fleet":
+                world.feed(EpochRotated(Trigger.TEMPLATE))
+            case "rotate_tenant":
+                world.feed(EpochRotated(Trigger.TENANT_POLICY, tenant="t1"))
+            case "rotate_adapter":
+                world.feed(EpochRotated(Trigger.ADAPTER, adapter=ADAPTER))
+            case "rotate_revision":
+                event = EpochRotated(Trigger.REVISION, keep=("w0",))
+                if world.router.left_by(event):
+                    world.feed(event)
+            case "stale_event":
+                kind = (AttemptFailed, RequestFinished, FirstTokenSeen, ReplayArrived, KvBatch)[int(hit.amount * 5)]
+                self._say_again(kind, hit.amount)
+            case "jump":
+                world.agenda.jump(hit.amount)
+            case _:
+                raise ValueError(f"no such hit: {hit.kind}")
+
+    def _say_again(self, kind: type[Event], where: float) -> None:
+        """An event of that kind that the router has had already comes once more, of what is over."""
+        over = [event for event in self._seen if isinstance(event, kind) and self._is_over(event)]
+        if over:
+            self.world.feed(over[int(where * len(over)) % len(over)])
+
+    def _is_over(self, event: Event) -> bool:
+        """Whoever hosts a router does not say of a live request what is not so; of what is over it may come late."""
+        if isinstance(event, KvBatch):
+            return True
+        if isinstance(event, ReplayArrived):
+            life = self.world.workers[event.worker.name].life
+            return life is None or life.id != event.worker
+        ended = {receipt.request_id for receipt in self.world.receipts}
+        return getattr(event, "request_id", None) in ended
+
+    # --- and is healed -----------------------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        self.weather.heal()
+        for name, worker in self.world.workers.items():
+            if name in self._removed:
+                continue
+            self.world.thaw(name)
+            if worker.life is None or self.world.router.epochs.is_retired(worker.life.id):
+                self.world.restart(name)
+            if name in self._drained:
+                self.world.resume(name)
+        self.world.run(until_s=HEAL_S + RECOVERY_S)
+
+    def _quiet_part(self) -> None:
+        """New prompts, as many at once as there are workers; then everything may come to rest."""
+        world = self.world
+        begins_s = world.now_s
+        at_once = len(world.workers) - len(self._removed)
+        for number in range(BURSTS * at_once):
+            self._submit(
+                Ask(
+                    at_s=begins_s + BURST_EVERY_S * (number // at_once),
+                    id=f"after-{number}",
+                    root=1000 + number,
+                    turns=1,
+                    tokens=BURST_TOKENS,
+                    max_tokens=1,
+                )
+            )
+        world.run(until_s=begins_s + BURST_EVERY_S * BURSTS + SETTLE_S)
+        self._let_everybody_publish()
+        world.run(until_s=world.now_s + SETTLE_S)
+        if world.unsettled:
+            raise Broken(
+                f"{world.unsettled} requests have no end {world.now_s - HEAL_S:.0f} s after everything was healed"
+            )
+
+    def _let_everybody_publish(self) -> None:
+        """The loss of a tail cannot be seen before anything follows, so something follows at every worker."""
+        for name, worker in self.world.workers.items():
+            if worker.life is not None and worker.life.answers:
+                tokens = _tokens(5000 + int(name[1:]), 1, 3 * BLOCK_TOKENS)
+                worker.life.submit(EngineRequest(f"beside/{name}", tokens, 1), _Nobody())
+
+    # --- and is judged -----------------------------------------------------------------------------------------------
+
+    def _status(self) -> tuple[WorkerStatus, ...]:
+        return self.world.router.status(self.world.now_s).workers
+
+    def _judge(self) -> None:
+        self._watchman.look_at(self.world.router)
+        self.world.check()
+        self._texts_are_right()
+        self._books_are_closed()
+        self._everybody_serves()
+        self._claims_are_true()
+
+    def _texts_are_right(self) -> None:
+        """An answer is the beginning of what an engine gives that knows nothing else."""
+        epochs = {receipt.request_id: receipt.epoch for receipt in self.world.receipts}
+        for request_id, answer in self.world.answers.items():
+            if not answer.token_ids:
+                continue
+            request = self.requests[request_id]
+            salt = self._salt_of(request.tenant.salt, epochs.get(request_id))
+            if salt is _UNKNOWN:
+                continue
+            right = text_of(request.token_ids, len(answer.token_ids), MODEL, request.adapter, salt, BLOCK_TOKENS)
+            if bytes(answer.token_ids) != right:
+                raise Broken(f"{request_id} was answered with KV that is not its own")
+
+    def _salt_of(self, salt: str | None, epoch: str | None) -> str | None:
+        if epoch is None:
+            return _UNKNOWN  # cut with its gateway: nobody wrote down which epoch it was of
+        return salt if epoch == "0" else f"{salt or ''}~epoch-{epoch}"
+
+    def _books_are_closed(self) -> None:
+        status = self.world.router.status(self.world.now_s)
+        booked = {worker.name: worker.targets[0].active_requests for worker in status.workers}
+        if status.live_requests or any(booked.values()) or status.in_flight_prompts or status.queue_depth:
+            raise Broken(
+                f"at rest: {status.live_requests} live, booked {booked}, {status.in_flight_prompts} in flight, "
+                f"{status.queue_depth} waiting"
+            )
+
+    def _everybody_serves(self) -> None:
+        after = [receipt for receipt in self.world.receipts if receipt.request_id.startswith("after-")]
+        failed = [receipt.request_id for receipt in after if receipt.status is not Status.OK]
+        if failed:
+            raise Broken(f"healed, and still {len(failed)} of {len(after)} requests fail: {failed[:3]}")
+        served = {receipt.chosen_worker for receipt in after}
+        idle = [name for name in self.world.workers if name not in self._removed and name not in served]
+        if idle:
+            raise Broken(f"healed, and still {idle} get none of {len(after)} requests")
+
+    def _claims_are_true(self) -> None:
+        """Of every prompt ever sent: what is claimed equals what is held, or the index says that it is not whole."""
+        router, world = self.world.router, self.world
+        states = {seen.name: seen.targets[0].index_state for seen in self._status()}
+        probes = {(ask.root, ask.turns, ask.tokens, ask.tenant, ask.adapter): ask for ask in self._asks.values()}
+        for ask in probes.values():
+            tokens = _tokens(ask.root, ask.turns, ask.tokens)
+            adapter = ADAPTER if ask.adapter else None
+            tenant = Tenant(f"t{ask.tenant}", salt=SALTS[ask.tenant])
+            tenant = router.epochs.salted(tenant, router.epochs.tag(tenant.name, adapter))
+            keys = {BLOCK_TOKENS: router.keyer.prompt_keys(tokens, BLOCK_TOKENS, adapter=adapter, salt=tenant.salt)}
+            arrived = RequestArrived("probe", Prompt(len(tokens), keys), adapter=adapter, tenant=tenant)
+            for candidate in router.match(world.now_s, arrived).candidates:
+                claimed = candidate.tiers.get("gpu", 0) // BLOCK_TOKENS
+                real = world.cached_blocks(candidate.worker, tokens, adapter=adapter, salt=tenant.salt)
+                real = min(real, (len(tokens) - 1) // BLOCK_TOKENS)  # of a whole prompt one token is computed again
+                whole = states[candidate.worker] is IndexState.LIVE
+                if claimed > real or (whole and claimed < real):
+                    where = f"{candidate.worker} ({states[candidate.worker]})"
+                    raise Broken(f"{where}: {claimed} blocks claimed, {real} held of {ask.id}")
+
+
+_UNKNOWN = "\0unknown"
+
+
+class _Nobody:
+    """Listens to a request that did not come through the gateway."""
+
+    def on_token(self, token_id: int) -> None: ...
+    def on_finished(self, finished: object) -> None: ...
+    def on_lost(self) -> None: ...
+
+
+@lru_cache(maxsize=4096)
+def _tokens(root: int, turns: int, tokens: int) -> TokenIds:
+    parts = [
+        np.random.default_rng([root, piece]).integers(0, 50_000, tokens if piece == 0 else 9) for piece in range(turns)
+    ]
+    return np.concatenate(parts).astype(np.uint32)
+
+
+def play(schedule: Schedule) -> Failure | None:
+    return Run(schedule).play()

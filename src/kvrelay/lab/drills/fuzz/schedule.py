@@ -1,0 +1,169 @@
+"""A schedule: everything that happens to one small fleet, as data. A seed makes one, a file keeps one.
+
+First comes a time in which anything may go wrong, then everything is healed (`HEAL_S`) and must become well again.
+Times are virtual seconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from msgspec import Struct
+
+BLOCK_TOKENS = 4
+HEAL_S = 6.0
+FAULTY_S = 5.0
+POLICIES = ("cache_load", "cache_load", "cache_load", "sticky", "sticky_load", "least_load", "round_robin")
+
+
+class FleetPlan(Struct, frozen=True, kw_only=True):
+    """The fleet and its gateway."""
+
+    workers: int
+    blocks: int  # per worker; few of them: everything is evicted all the time
+    replay_batches: int  # that a worker keeps
+    max_active: int  # per worker; 0: no limit
+    policy: str
+    scorer: str
+    attempts: int
+    migrate: bool
+    ttl_s: float | None
+    queue_depth: int
+    hard: bool
+
+
+class Ask(Struct, frozen=True, kw_only=True, tag="ask"):
+    """A request: prefix `root`, then `turns` pieces of a conversation."""
+
+    at_s: float
+    id: str
+    root: int
+    turns: int
+    tokens: int  # of the first piece
+    max_tokens: int
+    session: str | None = None
+    tenant: int = 0
+    adapter: bool = False
+    priority: int = 0
+    leaves_after_s: float | None = None
+
+
+class Hit(Struct, frozen=True, kw_only=True, tag="hit"):
+    """Something that is done to a worker (`worker` is its number) or to the gateway (-1)."""
+
+    at_s: float
+    kind: str
+    worker: int = -1
+    amount: float = 0.0
+
+
+Op = Ask | Hit
+
+
+class Schedule(Struct, frozen=True, kw_only=True):
+    """`seed` feeds the router's draws; the rest is spelt out. Ops are in order of time."""
+
+    seed: int
+    fleet: FleetPlan
+    ops: tuple[Op, ...]
+
+
+# kind -> (weight, what `amount` is drawn from)
+WORKER_HITS: dict[str, tuple[int, Callable[[random.Random], float]]] = {
+    "kill": (3, lambda chance: 0.0),
+    "restart": (5, lambda chance: 0.0),
+    "freeze": (2, lambda chance: 0.0),
+    "thaw": (2, lambda chance: 0.0),
+    "cut_off": (2, lambda chance: 0.0),
+    "rejoin": (2, lambda chance: 0.0),
+    "slow": (1, lambda chance: chance.choice((0.01, 0.2, 1.5))),
+    "drain": (2, lambda chance: 0.0),
+    "resume": (2, lambda chance: 0.0),
+    "lose": (6, lambda chance: chance.choice((1, 1, 2, 5, 1000))),
+    "double": (2, lambda chance: 0.0),
+    "shuffle": (3, lambda chance: 0.0),
+    "no_replay": (2, lambda chance: 0.0),
+    "part_replay": (2, lambda chance: chance.choice((0, 1, 2))),
+    "calm_events": (3, lambda chance: 0.0),
+    "refuse_429": (2, lambda chance: chance.choice((1, 2, 5))),
+    "refuse_503": (2, lambda chance: chance.choice((1, 2, 5))),
+    "refuse_500": (2, lambda chance: chance.choice((1, 2))),
+    "break_after": (4, lambda chance: chance.choice((0, 0, 1, 2))),
+    "silent_after": (2, lambda chance: chance.choice((0, 1))),
+    "reset_cache": (2, lambda chance: 0.0),
+    "remove": (1, lambda chance: 0.0),
+    "resync": (1, lambda chance: 0.0),
+    "unheard": (1, lambda chance: 0.0),
+    "stale_batch": (3, lambda chance: 0.0),
+}
+GATEWAY_HITS: dict[str, tuple[int, Callable[[random.Random], float]]] = {
+    "restart_gateway": (1, lambda chance: 0.0),
+    "close_session": (3, lambda chance: chance.randrange(4)),
+    "policy": (2, lambda chance: chance.randrange(len(POLICIES))),
+    "rotate_fleet": (1, lambda chance: 0.0),
+    "rotate_tenant": (1, lambda chance: 0.0),
+    "rotate_adapter": (1, lambda chance: 0.0),
+    "rotate_revision": (1, lambda chance: 0.0),
+    "stale_event": (4, lambda chance: chance.random()),
+    "jump": (1, lambda chance: chance.choice((0.5, 3.0))),
+}
+
+
+def schedule_of(seed: int) -> Schedule:
+    """The same seed, the same schedule, for ever and everywhere."""
+    chance = random.Random(f"schedule/{seed}")
+    fleet = _fleet(chance)
+    asks = [_ask(chance, number) for number in range(chance.randint(12, 36))]
+    hits = [_hit(chance, fleet.workers) for _ in range(chance.randint(2, 14))]
+    ops: list[Op] = sorted((*asks, *hits), key=lambda op: op.at_s)
+    return Schedule(seed=seed, fleet=fleet, ops=tuple(ops))
+
+
+def _fleet(chance: random.Random) -> FleetPlan:
+    return FleetPlan(
+        workers=chance.randint(2, 4),
+        blocks=chance.choice((24, 40, 64, 200)),
+        replay_batches=chance.choice((2, 8, 1000)),
+        max_active=chance.choice((0, 0, 0, 1, 2)),
+        policy=chance.choice(POLICIES),
+        scorer=chance.choice(("predict", "predict", "weights")),
+        attempts=chance.choice((1, 2, 3, 3)),
+        migrate=chance.random() < 0.3,
+        ttl_s=chance.choice((None, 0.5, 60.0)),
+        queue_depth=chance.choice((0, 2, 8)),
+        hard=chance.random() < 0.1,
+    )
+
+
+def _ask(chance: random.Random, number: int) -> Ask:
+    session = chance.choice((None, None, 0, 1, 2, 3))
+    return Ask(
+        at_s=round(chance.uniform(0.3, FAULTY_S), 4),
+        id=f"r{number}",
+        root=chance.randrange(4),
+        turns=chance.randint(1, 4),
+        tokens=chance.choice((5, 12, 30)),
+        max_tokens=chance.choice((1, 2, 6)),
+        session=None if session is None else f"s{session}",
+        tenant=chance.choice((0, 0, 0, 1, 2)),
+        adapter=chance.random() < 0.15,
+        priority=chance.choice((0, 0, 1)),
+        leaves_after_s=round(chance.uniform(0.0, 0.08), 4) if chance.random() < 0.15 else None,
+    )
+
+
+def _hit(chance: random.Random, workers: int) -> Hit:
+    at_s = round(chance.uniform(0.3, FAULTY_S), 4)
+    if chance.random() < 0.8:
+        kind, draw = _weighted(chance, WORKER_HITS)
+        return Hit(at_s=at_s, kind=kind, worker=chance.randrange(workers), amount=draw(chance))
+    kind, draw = _weighted(chance, GATEWAY_HITS)
+    return Hit(at_s=at_s, kind=kind, amount=draw(chance))
+
+
+def _weighted(
+    chance: random.Random, hits: dict[str, tuple[int, Callable[[random.Random], float]]]
+) -> tuple[str, Callable[[random.Random], float]]:
+    (kind,) = chance.choices(list(hits), [weight for weight, _ in hits.values()])
+    return kind, hits[kind][1]

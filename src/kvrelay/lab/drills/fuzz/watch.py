@@ -1,0 +1,172 @@
+"""Invariants of a fuzzed fleet, looked at after every step of the router. Sees events and effects, not the breaker.
+
+- a request gets exactly one receipt, and nothing is asked for it after that;
+- attempts count up from 1 to the limit, never twice on one worker, and never anew after the first token was relayed,
+  unless the attempt continues the stream;
+- a claim is never invented: whatever the router believes to lie on a life of a worker was published by that very life,
+  under the same tenant, adapter and epoch;
+- nobody is sent to a worker that is drained, or of a past epoch;
+- what grows has its bound, and time goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from kvrelay.core.contract.keys import Keyer
+from kvrelay.core.model.effects import BreakOff, Dispatch, Effect, PassThrough, Refuse, Report, WriteReceipt
+from kvrelay.core.model.events import (
+    Event,
+    FirstTokenSeen,
+    RequestArrived,
+    WorkerDrained,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerResumed,
+)
+from kvrelay.core.model.ids import WorkerId
+from kvrelay.core.receipts.receipt import Receipt
+from kvrelay.core.routing.router import Router
+from kvrelay.lab.drills.fuzz.schedule import BLOCK_TOKENS
+from kvrelay.lab.sim.attempt import SimRequest
+
+CHECK_EVERY = 40  # steps between two looks at all of the router's own invariants
+MAX_STEPS_AT_ONCE = 5_000
+MAX_PENDING_BATCHES, MAX_ORPHANS, MAX_SESSIONS = 64, 400, 6
+
+_engine_keyer = Keyer(b"0")
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+class Watchman:
+    """One run's observer; `requests` and `published` are filled by others while it runs."""
+
+    def __init__(
+        self, *, attempts: int, requests: Mapping[str, SimRequest], published: Mapping[WorkerId, set[int]]
+    ) -> None:
+        self.steps = 0
+        self._attempts = attempts
+        self._requests = requests
+        self._published = published
+        self._tried: dict[str, list[str]] = {}
+        self._begun: set[str] = set()
+        self._ended: set[str] = set()
+        self._open: set[str] = set()
+        self._salts: dict[str, str | None] = {}
+        self._drained: set[str] = set()
+        self._retired: set[str] = set()
+        self._now_s, self._steps_now = 0.0, 0
+
+    def gateway_restarted(self) -> None:
+        """What was open is cut, and its ids mean nothing any more. Orders of operators go with the process."""
+        self._drained.clear()
+        self._ended |= self._open
+        self._open.clear()
+
+    def after(self, now_s: float, router: Router, event: Event, effects: tuple[Effect, ...]) -> None:
+        self.steps += 1
+        self._steps_now = self._steps_now + 1 if now_s == self._now_s else 0
+        self._now_s = now_s
+        _hold(self._steps_now < MAX_STEPS_AT_ONCE, f"{self._steps_now} steps, and no time passes")
+        self._note_orders(event)
+        if isinstance(event, RequestArrived):
+            self._open.add(event.request_id)
+            self._salts[event.request_id] = event.tenant.salt
+        for effect in effects:
+            match effect:
+                case Dispatch():
+                    self._dispatched(effect)
+                case Report(kind="worker_retired", worker=name) if name is not None:
+                    self._retired.add(name)
+                case WriteReceipt():
+                    self._ended_with(effect.receipt)
+                case Refuse() | PassThrough() | BreakOff():
+                    self._must_be_open(effect.request_id, type(effect).__name__)
+                case _:
+                    pass
+        if isinstance(event, FirstTokenSeen) and event.request_id in self._open:
+            self._begun.add(event.request_id)
+        if self.steps % CHECK_EVERY == 0:
+            self.look_at(router)
+
+    def _note_orders(self, event: Event) -> None:
+        match event:
+            case WorkerDrained(name):
+                self._drained.add(name)
+            case WorkerResumed(name) | WorkerLeft(name):
+                self._drained.discard(name)
+            case WorkerJoined(worker):
+                self._retired.discard(worker.name)
+            case _:
+                pass
+
+    def look_at(self, router: Router) -> None:
+        """All of the router's own invariants, and its bounds."""
+        router.check()
+        status = router.status(0.0)
+        _hold(status.live_requests == len(self._open), f"{status.live_requests} live, {len(self._open)} open")
+        _hold(status.sessions <= MAX_SESSIONS, f"{status.sessions} sessions")
+        for worker in status.workers:
+            for target in worker.targets:
+                _hold(target.orphan_blocks <= MAX_ORPHANS, f"{target.orphan_blocks} orphans of {worker.name}")
+
+    def _must_be_open(self, request_id: str, what: str) -> None:
+        _hold(request_id in self._open, f"{what} for {request_id}, which has ended")
+
+    def _dispatched(self, effect: Dispatch) -> None:
+        request_id = effect.request_id
+        self._must_be_open(request_id, "Dispatch")
+        tried = self._tried.setdefault(request_id, [])
+        _hold(effect.attempt == len(tried) + 1, f"{request_id}: attempt {effect.attempt} after {len(tried)}")
+        _hold(effect.attempt <= self._attempts, f"{request_id}: attempt {effect.attempt} of {self._attempts}")
+        _hold(effect.worker.name not in tried, f"{request_id}: {effect.worker.name} is tried again")
+        tried.append(effect.worker.name)
+        _hold(
+            effect.worker.name not in self._drained, f"{request_id} is sent to {effect.worker.name}, which is drained"
+        )
+        _hold(effect.worker.name not in self._retired, f"{request_id} is sent to {effect.worker.name} of a past epoch")
+        if request_id in self._begun:
+            _hold(effect.continues, f"{request_id} is sent again after its first token was relayed")
+
+    def _ended_with(self, receipt: Receipt) -> None:
+        request_id = receipt.request_id
+        _hold(request_id not in self._ended, f"a second receipt of {request_id}")
+        _hold(request_id in self._open, f"a receipt of {request_id}, which never arrived")
+        self._open.discard(request_id)
+        self._ended.add(request_id)
+        self._claim_was_published(receipt)
+
+    def _claim_was_published(self, receipt: Receipt) -> None:
+        """The claim was made before, so what was published by now is an upper bound of what it may be."""
+        for candidate in receipt.candidates:
+            claimed_tokens = candidate.matched_tokens.get("gpu", 0)
+            if not claimed_tokens:
+                continue
+            life = WorkerId(candidate.worker, candidate.incarnation)
+            names = self._names(receipt.request_id)[: claimed_tokens // BLOCK_TOKENS]
+            known = self._published.get(life, set())
+            depth = next((at for at, name in enumerate(names) if name not in known), len(names))
+            _hold(
+                depth == len(names),
+                f"{receipt.request_id}: {len(names)} blocks claimed on {life}, which has published {depth} of them",
+            )
+
+    def _names(self, request_id: str) -> list[int]:
+        request = self._requests[request_id]
+        names: list[int] = _engine_keyer.prompt_keys(
+            np.asarray(request.token_ids, dtype=np.uint32),
+            BLOCK_TOKENS,
+            adapter=request.adapter,
+            salt=self._salts[request_id],
+        ).tolist()
+        return names
+
+
+def _hold(ok: bool, otherwise: str) -> None:
+    if not ok:
+        raise Broken(otherwise)
