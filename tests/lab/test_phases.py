@@ -1,60 +1,42 @@
-"""A preset in blocks on real mock workers: caches are emptied and workers restarted between the blocks."""
-
 from __future__ import annotations
 
-from collections import defaultdict
-from contextlib import AsyncExitStack
-
-import aiohttp
 import pytest
 
 from kvrelay.core.traces.plan import Scale, make_plan
-from kvrelay.core.traces.presets import BLOCK_TOKENS, Phase, preset
-from kvrelay.edge.worker.launch import MockFleet
-from kvrelay.edge.worker.spec import MockSpec
-from kvrelay.lab.replay.client import CompletionClient
-from kvrelay.lab.replay.phases import replay_in_phases
-from kvrelay.lab.replay.replay import Arm
+from kvrelay.core.traces.presets import BLOCK_TOKENS, preset
+from kvrelay.lab.arms.blocks import block_of
+from kvrelay.lab.replay.phases import plan_of_phase
 from kvrelay.lab.replay.sample import Sample
 
+MADE = preset("cold_warm_restart")
 
-@pytest.mark.covers("BM-11")
-async def test_cold_hits_nothing_warm_everything_restart_nothing() -> None:
-    made = preset("cold_warm_restart")
-    plan = make_plan(made.trace, Scale(BLOCK_TOKENS, time_divisor=60.0, max_output_tokens=2), seed=42)
-    samples: dict[str, list[Sample]] = defaultdict(list)
-    before: list[str] = []
 
-    async with AsyncExitStack() as stack:
-        running: list[tuple[MockFleet, CompletionClient]] = []
+def test_a_block_has_its_own_sessions_on_its_own_clock() -> None:
+    plan = make_plan(MADE.trace, Scale(BLOCK_TOKENS), seed=42)
 
-        async def prepare(phase: Phase) -> CompletionClient:
-            before.append(phase.before)
-            if not running or phase.before == "restart":
-                fleet = await stack.enter_async_context(MockFleet([MockSpec(name="m", prefill_tokens_per_s=1e6)]))
-                client = CompletionClient(fleet.workers[0].url, timeout_s=10.0)
-                running.append((fleet, await stack.enter_async_context(client)))
-            fleet, client = running[-1]
-            if phase.before == "reset":
-                url = f"{fleet.workers[0].url}/reset_prefix_cache"
-                async with aiohttp.ClientSession() as http, http.post(url) as answer:
-                    assert answer.status == 200
-            return client
+    parts = [plan_of_phase(plan, phase) for phase in MADE.phases]
 
-        await replay_in_phases(
-            plan,
-            made.phases,
-            prepare=prepare,
-            arm=Arm("none", 0),
-            model="mock-model",
-            on_sample=lambda sample: samples[sample.phase].append(sample),
-        )
+    assert [len(part.sessions) for part in parts] == [12] * 6
+    assert [part.sessions[0].session_id for part in parts] == [f"{phase.name}/request-000" for phase in MADE.phases]
+    times = [[session.turns[0].due_ms for session in part.sessions] for part in parts]
+    assert all(own == pytest.approx(times[0], abs=0.01) and own[0] == 0.0 for own in times)
 
-    assert before == ["reset", "nothing", "restart"] * 2
-    assert list(samples) == ["cold-1", "warm-1", "restart-1", "cold-2", "warm-2", "restart-2"]
-    hits = {phase: {sample.cached_tokens for sample in own} for phase, own in samples.items()}
-    whole = {1024 - BLOCK_TOKENS}  # the last block is always computed, so that there is something to sample from
-    wanted = {"cold": {0}, "warm": whole, "restart": {0}}
-    assert hits == {f"{name}-{number}": tokens for number in (1, 2) for name, tokens in wanted.items()}
-    assert all(sample.ok and sample.planned_ms is not None for own in samples.values() for sample in own)
-    assert min(sample.due_ms for sample in samples["warm-2"]) == 0.0
+
+def sample(number: int, *, cached: int | None = 16, failure: str | None = None) -> Sample:
+    return Sample(
+        arm="a", policy="p", repeat=0, request_id=str(number), session_id="s", turn=0, due_ms=0.0, sent_ms=0.0,
+        ended_ms=9.0, first_token_ms=None if failure else 5.0, ttft_ms=None if failure else 5.0, prompt_tokens=64,
+        cached_tokens=cached, failure=failure,
+    )  # fmt: skip
+
+
+def test_what_an_engine_did_not_report_is_not_zero() -> None:
+    phase = MADE.phases[0]
+
+    known = block_of(phase, [sample(0), sample(1, cached=32), sample(2, failure="HTTP 500")])
+    unknown = block_of(phase, [sample(0), sample(1, cached=None)])
+
+    assert (known.requests, known.failures, known.cached_tokens, known.hit_share) == (3, 1, 48, 0.375)
+    assert known.ttft_ms.count == 2
+    assert (unknown.cached_tokens, unknown.hit_share) == (None, None)
+    assert block_of(phase, []).hit_share is None

@@ -62,6 +62,12 @@ def replay(
     )  # fmt: skip
     source = load_trace(None if str(trace) == "bundled" else trace, bundled="with `bundled` as the trace")
     contenders = _contenders(policy, arms)
+    if source.preset is not None and source.preset.phases:
+        from kvrelay.cli.replay_blocks import replay_blocks
+
+        refused = {"--fleet": fleet, "--gates": gates}
+        replay_blocks(source, contenders, wishes, refused, workers=workers, seed=seed, out=out, as_json=json)
+        return
     where, settings = _where(source.trace, fleet, workers, wishes)
     settings = msgspec.structs.replace(
         settings,

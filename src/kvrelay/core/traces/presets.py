@@ -20,12 +20,13 @@ Preparation = Literal["nothing", "reset", "restart"]
 
 
 class Phase(Struct, frozen=True):
-    """A part of a preset, and what is done to the workers' caches before it. `sessions` counts from where the last
-    phase ended."""
+    """A part of a preset, and what is done to the workers' caches before it."""
 
     name: str
     before: Preparation
-    sessions: int
+
+    def holds(self, session_id: str) -> bool:
+        return session_id.startswith(f"{self.name}/")
 
 
 class Preset(Struct, frozen=True):
@@ -90,7 +91,7 @@ def _cold_warm_restart() -> Preset:
     for round_number in range(1, rounds + 1):
         for block, before in blocks:
             name = f"{block}-{round_number}"
-            phases.append(Phase(name, before, requests))
+            phases.append(Phase(name, before))
             part = _arriving(asked, Draw(seed, "arrivals"), rate, output_tokens, name=f"{name}/request", at_ms=start_ms)
             sessions += part
             start_ms = part[-1].start_ms + 1000.0

@@ -124,7 +124,7 @@ async def _run(arm: Arm, task: ArmTask, folder: Path, keep: Callable[[Sample], N
                 [worker.name for worker in workers], without_events=[w.name for w in workers if not w.endpoints]
             )
             if settings.reset is Reset.PREFIX_CACHE:
-                blocks = await _reset_caches(gateway, workers)
+                blocks = await reset_caches(gateway, workers)
             start = Start(settings.reset, blocks)
             processes = await _processes(workers, gateway, log)
             async with CompletionClient(gateway.ready.url, timeout_s=settings.request_timeout_s) as client:
@@ -193,7 +193,7 @@ def _is_ours(task: ArmTask) -> bool:
     return Reset.FRESH_PROCESSES in task.fleet.resets
 
 
-async def _reset_caches(gateway: GatewayProcess, workers: Sequence[ArmWorker]) -> int:
+async def reset_caches(gateway: GatewayProcess, workers: Sequence[ArmWorker]) -> int:
     """Through the gateway, which forgets what it knew at the same moment. Blocks in the index afterwards."""
     async with aiohttp.ClientSession() as session:
         for worker in workers:

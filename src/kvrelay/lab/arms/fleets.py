@@ -89,7 +89,7 @@ class FreshMocks:
     @asynccontextmanager
     async def arm(self) -> AsyncIterator[tuple[ArmWorker, ...]]:
         async with MockFleet(self._settings.specs(), ready_timeout_s=self._ready_timeout_s) as fleet:
-            yield tuple(_of_mock(worker) for worker in fleet.workers)
+            yield tuple(of_mock(worker) for worker in fleet.workers)
 
     async def describe(self) -> Described:
         """From the specs: the processes of an arm are started with it."""
@@ -182,7 +182,7 @@ def hardware_of_fleet(workers: Sequence[ArmWorker]) -> Hardware:
     return hardware_of([worker.hardware for worker in workers])
 
 
-def _of_mock(worker: RunningWorker) -> ArmWorker:
+def of_mock(worker: RunningWorker) -> ArmWorker:
     lines = [f"name = {json.dumps(worker.name)}", f"url = {json.dumps(worker.url)}", 'adapter = "mock"']
     lines += [f"events = {json.dumps(worker.events)}", f"replay = {json.dumps(worker.replay)}"]
     return ArmWorker(

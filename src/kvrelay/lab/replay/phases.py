@@ -17,10 +17,9 @@ Prepare = Callable[[Phase], Awaitable[CompletionClient]]
 with the client to go on with."""
 
 
-def plan_of_phase(plan: Plan, phases: tuple[Phase, ...], number: int) -> Plan:
+def plan_of_phase(plan: Plan, phase: Phase) -> Plan:
     """The sessions of one block, with times that count from its beginning."""
-    first = sum(phase.sessions for phase in phases[:number])
-    sessions = plan.sessions[first : first + phases[number].sessions]
+    sessions = [session for session in plan.sessions if phase.holds(session.session_id)]
     start_ms = min((session.turns[0].due_ms for session in sessions), default=0.0)
     return replace(plan, sessions=tuple(_earlier(session, start_ms) for session in sessions))
 
@@ -36,11 +35,12 @@ async def replay_in_phases(
     max_in_flight: int | None = None,
 ) -> None:
     """One block after the other; samples carry the block's name. Times of a block count from its own beginning."""
-    assert sum(phase.sessions for phase in phases) == len(plan.sessions), (phases, len(plan.sessions))
-    for number, phase in enumerate(phases):
+    homeless = [s.session_id for s in plan.sessions if not any(phase.holds(s.session_id) for phase in phases)]
+    assert not homeless, homeless
+    for phase in phases:
         client = await prepare(phase)
         await replay(
-            plan_of_phase(plan, phases, number),
+            plan_of_phase(plan, phase),
             client,
             arm=arm,
             model=model,
