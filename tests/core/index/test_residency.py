@@ -213,7 +213,7 @@ class NaiveWorld(RuleBasedStateMachine):
             self.waiting[slot] += blocks
         else:
             self.copies[slot][Tier.GPU] += blocks
-            self.adopt(slot)
+        self.adopt(slot)
 
     def adopt(self, slot):
         """A waiting block enters once a copy of its parent is known."""

@@ -311,7 +311,10 @@ class Residency:
             else:
                 dropped += 1
             parent = block_hash
-        return Applied(orphaned=orphaned, dropped=dropped)
+        # A block whose parent was evicted may be held itself, and then its children need not wait.
+        known = holder.tables[-1].keys
+        adopted = self._adopt(holder, [block_hash for block_hash in event.hashes if block_hash in known])
+        return Applied(stored=adopted, orphaned=max(0, orphaned - adopted), dropped=dropped)
 
     def _adopt(self, holder: _Holder, arrived: Iterable[int]) -> int:
         """Give keys to the orphans whose parents just arrived, and to theirs; answers how many entered."""
