@@ -61,5 +61,5 @@ def test_rows_and_arrays_lead_to_one_choice(scorer, candidates, draw, idle):
     assert (few.slot, few.reason, few.spilled_from) == (many.slot, many.reason, many.spilled_from)
     assert list(few.scores) == many.scores.tolist(), "to the last bit, or ties would be broken differently"
     for at in range(len(candidates)):
-        assert few.terms_of(at) == many.terms_of(at)
-        assert sum(few.terms_of(at).values()) == pytest.approx(few.scores[at])
+        assert few.terms_of(rows[at]) == many.terms_of(rows[at])
+        assert sum(few.terms_of(rows[at]).values()) == pytest.approx(few.scores[at])

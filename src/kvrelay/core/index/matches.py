@@ -36,9 +36,6 @@ class SlotMatch(Struct, frozen=True):
         return sum(self.lower.values(), start=self.ready) if self.lower else self.ready
 
 
-NO_MATCH = SlotMatch()
-
-
 class Matches(Protocol):
     """The answer for every slot."""
 
@@ -80,26 +77,32 @@ class ArrayMatches(Struct, frozen=True, eq=False):
         return self
 
 
-class FewMatches(Struct, frozen=True, eq=False):
-    """One plain answer per slot."""
+class FewMatches:
+    """Plain numbers by slot, in tokens. `lower` has a list per lower tier, as `SlotMatch`."""
 
-    slots: list[SlotMatch]
+    __slots__ = ("fast", "lower", "reachable", "ready")
+
+    def __init__(self, fast: list[int], ready: list[int], lower: dict[str, list[int]]) -> None:
+        self.fast = fast
+        self.ready = ready
+        self.lower = lower
+        self.reachable = [sum(each) for each in zip(ready, *lower.values(), strict=True)] if lower else ready
 
     def at(self, slot: int) -> SlotMatch:
-        return self.slots[slot]
+        lower = {tier: tokens[slot] for tier, tokens in self.lower.items()} if self.lower else _NOTHING
+        return SlotMatch(self.fast[slot], self.ready[slot], lower)
 
     def best(self) -> int:
-        return max(match.reachable() for match in self.slots)
+        return max(self.reachable)
 
     def promised(self) -> bool:
-        return max([match.ready for match in self.slots]) > max([match.fast for match in self.slots])
+        return self.ready is not self.fast and max(self.ready) > max(self.fast)
 
     def arrays(self) -> ArrayMatches:
-        tiers = self.slots[0].lower  # the same ones in every slot
         return ArrayMatches(
-            fast=np.array([float(match.fast) for match in self.slots]),
-            ready=np.array([float(match.ready) for match in self.slots]),
-            lower={tier: np.array([float(match.lower[tier]) for match in self.slots]) for tier in tiers},
+            fast=np.array(self.fast, dtype=np.float64),
+            ready=np.array(self.ready, dtype=np.float64),
+            lower={tier: np.array(tokens, dtype=np.float64) for tier, tokens in self.lower.items()},
         )
 
 
@@ -158,18 +161,13 @@ def match_few(
             residency.tell_depths(keys, size, tokens, layer=layer)
     if ready is not fast:
         ready = [max(pair) for pair in zip(fast, ready, strict=True)]
-    if not layers:
-        return FewMatches([SlotMatch(*pair) for pair in zip(fast, ready, strict=True)])
-    return FewMatches([_with_lower(slot, fast, ready, layers, reached) for slot in range(slots)])
-
-
-def _with_lower(slot: int, fast: list[int], ready: list[int], layers: list[int], reached: list[list[int]]) -> SlotMatch:
-    depth, lower = ready[slot], {}
+    lower: dict[str, list[int]] = {}
+    depth = ready
     for layer, tokens in zip(layers, reached, strict=True):
-        deeper = max(depth, tokens[slot])
-        lower[TIERS[layer].value] = deeper - depth
+        deeper = [max(pair) for pair in zip(depth, tokens, strict=True)]
+        lower[TIERS[layer].value] = [below - above for below, above in zip(deeper, depth, strict=True)]
         depth = deeper
-    return SlotMatch(fast[slot], ready[slot], lower)
+    return FewMatches(fast, ready, lower)
 
 
 def _raise_to(tokens: list[int], mask: int, value: int) -> None:

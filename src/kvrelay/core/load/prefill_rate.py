@@ -9,6 +9,7 @@ are left out.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -67,6 +68,13 @@ class PrefillRates:
         if not rate.samples or mean * _LEAST <= rate.tokens_per_s <= mean * _MOST:
             return mean
         return rate.tokens_per_s
+
+    def of_each(self, slots: Sequence[int]) -> list[float]:
+        """As `of`, for some slots."""
+        mean = self._mean()
+        least, most, rates = mean * _LEAST, mean * _MOST, self._rates
+        learned = [rates[slot].tokens_per_s if rates[slot].samples else mean for slot in slots]
+        return [mean if least <= own <= most else own for own in learned]
 
     def learned(self, slot: int) -> float:
         """What the slot itself has shown, else what is expected of it."""

@@ -8,7 +8,6 @@ reason says so: never a silent cache-aware policy without a cache.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Protocol
 
 from kvrelay.core.load.ledger import Ledger
@@ -95,15 +94,10 @@ class CacheLoad:
             slot=int(field.slots[at]),
             reason=_reason(field, tied=tied, spilled=spilled, matched=bool(reachable[at])),
             scores=scores,
-            terms_of=partial(self._terms, field),
+            terms_of=self.scorer.terms,
             best_is_lowest=self.scorer.best_is_lowest,
             spilled_from=int(field.slots[deepest]) if spilled else None,
         )
-
-    def _terms(self, field: Field, at: int) -> Mapping[str, float]:
-        row = field.row(at)
-        assert row is not None
-        return self.scorer.terms(row)
 
     def _tied(self, scores: Floats, reachable: Floats) -> Ints:
         """The best score, and whoever is no further from it than the scorer's noise and needs as little computing."""

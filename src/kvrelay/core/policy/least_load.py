@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvrelay.core.load.ledger import Ledger
 from kvrelay.core.model.units import RouteReason
-from kvrelay.core.policy.policy import Choice, Field, break_tie, least_busy, requests_in_hand
+from kvrelay.core.policy.policy import Choice, Field, break_tie, least_busy, requests_in_hand, requests_term
 
 
 class LeastLoad:
@@ -25,6 +25,6 @@ class LeastLoad:
             slot=int(field.slots[position]),
             reason=reason,
             scores=requests,
-            terms_of=lambda at: {"requests": float(requests[at])},
+            terms_of=requests_term,
             best_is_lowest=True,
         )

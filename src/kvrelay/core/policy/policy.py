@@ -107,14 +107,14 @@ class Field(Struct, frozen=True, eq=False):
 class Choice(Struct, frozen=True, eq=False):
     """The chosen slot and the arithmetic behind it.
 
-    `scores` are parallel to `Field.slots`; `terms_of(i)` are the named summands of `scores[i]`, worked out only for the
-    few candidates that a receipt shows.
+    `scores` are parallel to `Field.slots`; `terms_of(field.row(i))` are the named summands of `scores[i]`, worked out
+    only for the few candidates that a receipt shows.
     """
 
     slot: int
     reason: RouteReason
     scores: Sequence[float] | Floats | None = None
-    terms_of: Callable[[int], Mapping[str, float]] | None = None
+    terms_of: Callable[[Row], Mapping[str, float]] | None = None
     best_is_lowest: bool = False
     spilled_from: int | None = None  # slot of the worker that was too busy
 
@@ -157,6 +157,11 @@ def requests_in_hand(field: Field) -> Floats:
     assert field.arrays is not None
     requests: Floats = field.arrays.load[ACTIVE] + field.arrays.load[FOREIGN]
     return requests
+
+
+def requests_term(row: Row) -> Mapping[str, float]:
+    """The same of one candidate, as the only summand of its score."""
+    return {"requests": row.active + row.foreign}
 
 
 def least_busy(field: Field, requests: Floats) -> Ints:

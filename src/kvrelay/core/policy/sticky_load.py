@@ -12,7 +12,7 @@ from __future__ import annotations
 from kvrelay.core.load.ledger import Ledger
 from kvrelay.core.model.arrays import Floats
 from kvrelay.core.model.units import RouteReason
-from kvrelay.core.policy.policy import Choice, Field, break_tie, least_busy, requests_in_hand
+from kvrelay.core.policy.policy import Choice, Field, break_tie, least_busy, requests_in_hand, requests_term
 from kvrelay.core.policy.round_robin import RoundRobin
 from kvrelay.core.policy.sticky import why_not_bound
 from kvrelay.core.routing.settings import Spill
@@ -65,7 +65,7 @@ def _choice(slot: int, reason: RouteReason, requests: Floats, spilled_from: int 
         slot=slot,
         reason=reason,
         scores=requests,
-        terms_of=lambda at: {"requests": float(requests[at])},
+        terms_of=requests_term,
         best_is_lowest=True,
         spilled_from=spilled_from,
     )

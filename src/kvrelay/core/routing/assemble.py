@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import numpy as np
 
 from kvrelay.core.contract.fingerprint import prefix_fingerprint
@@ -9,10 +11,12 @@ from kvrelay.core.load.ledger import FOREIGN, KINDS, QUEUED
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.prompt import Usage
 from kvrelay.core.model.units import FallbackReason, RouteReason, Status
+from kvrelay.core.policy.policy import Row
 from kvrelay.core.receipts.attribution import attribute
 from kvrelay.core.receipts.receipt import MAX_CANDIDATES, Attempt, Candidate, GateLoss, Receipt
 from kvrelay.core.routing.live import Attempted, Decision, Live
 
+_NOTHING: Mapping[str, float] = {}
 _FALLBACK_OF_REASON = {
     RouteReason.STICKY_SPILL: FallbackReason.OVERLOADED_HOLDER,
     RouteReason.AFFINITY_BROKEN_LOST: FallbackReason.AFFINITY_BROKEN,
@@ -40,6 +44,8 @@ def assemble(
     """The receipt of a request that just reached its terminal status."""
     arrived, last = live.arrived, live.current
     decision = last.decision if last is not None else None
+    reason = decision.choice.reason if decision is not None else RouteReason.NOT_ROUTED
+    migrations = sum([attempted.continues for attempted in live.attempts])
     matched = _Matched.of(decision, arrived)
     prompt_tokens = usage.prompt_tokens if usage.prompt_tokens is not None else arrived.prompt.prompt_tokens
     actual = usage.cached_tokens
@@ -64,13 +70,13 @@ def assemble(
         worker_queue_at_route=matched.queue,
         router_queue_ms=round(live.waited_s * 1000, 3) if decision is not None else None,
         load_snapshot=decision.load_version if decision is not None else None,
-        route_reason=live.last_reason,
+        route_reason=reason,
         spilled_from=_spilled_from(decision),
         candidates_total=len(decision.field.slots) if decision is not None else 0,
         candidates=_candidates(decision),
         index_state=decision.index_state if decision is not None else None,
         unscored_because=arrived.prompt.unscored_because,
-        attempts=tuple(_attempt(live, attempted) for attempted in live.attempts),
+        attempts=tuple([_attempt(live, attempted) for attempted in live.attempts]),
         actual_local_hits=_blocks(actual, matched.block_size_tokens),
         actual_cached_tokens=actual,
         remote_outcome=usage.remote_outcome,
@@ -90,8 +96,8 @@ def assemble(
         status=status,
         http_status=http_status,
         failure_reason=failure_reason,
-        fallback_reason=_fallback(live),
-        migrations=sum(attempted.continues for attempted in live.attempts),
+        fallback_reason=_fallback(live, reason, migrations),
+        migrations=migrations,
         not_migrated_because=live.not_migrated_because,
         not_retried_because=live.not_retried_because,
         engine=decision.engine if decision is not None else None,
@@ -150,12 +156,12 @@ def _candidates(decision: Decision | None) -> tuple[Candidate, ...]:
     """The chosen one first, then the best of the others by score; a policy that does not score has no best others."""
     if decision is None:
         return ()
-    return tuple([_candidate(decision, at) for at in _shown(decision)])
+    return _described(decision, _shown(decision))
 
 
 def all_candidates(decision: Decision) -> tuple[Candidate, ...]:
     """Every candidate, in order of slots."""
-    return tuple(_candidate(decision, at) for at in range(len(decision.field.slots)))
+    return _described(decision, range(len(decision.field.slots)))
 
 
 def _shown(decision: Decision) -> list[int]:
@@ -171,20 +177,29 @@ def _shown(decision: Decision) -> list[int]:
     return [decision.at, *others[:MAX_CANDIDATES]]
 
 
-def _candidate(decision: Decision, at: int) -> Candidate:
-    slot = int(decision.field.slots[at])
-    target = decision.targets[slot]
-    assert target is not None
-    choice = decision.choice
-    return Candidate(
-        worker=target.id.worker.name,
-        incarnation=target.id.worker.incarnation,
-        rank=target.id.rank,
-        matched_tokens=_tiers(decision, slot),
-        load=_load(decision, at),
-        terms={} if choice.terms_of is None else choice.terms_of(at),
-        score=None if choice.scores is None else float(choice.scores[at]),
-    )
+def _described(decision: Decision, shown: Iterable[int]) -> tuple[Candidate, ...]:
+    """One loop without helpers: it runs for every candidate of every receipt."""
+    field, choice = decision.field, decision.choice
+    slots, targets, chosen_at = field.slots, decision.targets, decision.at
+    scores, terms_of = choice.scores, choice.terms_of
+    candidates = []
+    for at in shown:
+        slot = slots.item(at)
+        target, row = targets[slot], field.row(at)
+        assert target is not None
+        worker = target.id.worker
+        candidates.append(
+            Candidate(
+                worker.name,
+                worker.incarnation,
+                target.id.rank,
+                _tiers(decision, slot),
+                _chosen_load(decision) if at == chosen_at else _NOTHING if row is None else _load(row),
+                _NOTHING if terms_of is None or row is None else terms_of(row),
+                None if scores is None else float(scores[at]),
+            )
+        )
+    return tuple(candidates)
 
 
 def _tiers(decision: Decision, slot: int) -> dict[str, int]:
@@ -192,19 +207,18 @@ def _tiers(decision: Decision, slot: int) -> dict[str, int]:
         return {}
     match = decision.matches.at(slot)
     if match.ready == match.fast:
-        return {"gpu": match.fast, **match.lower}
+        return {"gpu": match.fast, **match.lower} if match.lower else {"gpu": match.fast}
     return {"gpu": match.fast, "in_flight": match.ready - match.fast, **match.lower}
 
 
-def _load(decision: Decision, at: int) -> dict[str, float]:
-    """Known of the chosen one always, of the others where the policy looked at it."""
-    if at == decision.at:
-        load: dict[str, float] = dict(zip(KINDS, decision.chosen_load, strict=True))
-        load["prefill_tokens_per_s"] = decision.chosen_rate
-        return load
-    row = decision.field.row(at)
-    if row is None:
-        return {}
+def _chosen_load(decision: Decision) -> dict[str, float]:
+    """Known whatever the policy looked at."""
+    load: dict[str, float] = dict(zip(KINDS, decision.chosen_load, strict=True))
+    load["prefill_tokens_per_s"] = decision.chosen_rate
+    return load
+
+
+def _load(row: Row) -> dict[str, float]:
     return {
         "active_requests": row.active,
         "queued_requests": row.queued,
@@ -238,14 +252,14 @@ def _spilled_from(decision: Decision | None) -> str | None:
     return target.id.worker.name if target is not None else None
 
 
-def _fallback(live: Live) -> FallbackReason | None:
-    if any(attempted.continues for attempted in live.attempts):
+def _fallback(live: Live, reason: RouteReason, migrations: int) -> FallbackReason | None:
+    if migrations:
         return FallbackReason.MIGRATED
     if len(live.attempts) > 1:
         return FallbackReason.RETRIED_ELSEWHERE
     if live.current is not None and live.current.last_resort:
         return FallbackReason.LAST_RESORT
-    return _FALLBACK_OF_REASON.get(live.last_reason)
+    return _FALLBACK_OF_REASON.get(reason)
 
 
 def _fingerprint(arrived: RequestArrived) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvrelay.core.index.matches import FEW_SLOTS, NO_MATCH, ArrayMatches, Matches, SlotMatch, match_prompt
+from kvrelay.core.index.matches import FEW_SLOTS, ArrayMatches, FewMatches, Matches, match_prompt
 from kvrelay.core.load.growth import Conversation
 from kvrelay.core.load.ledger import PREFILL, Ledger
 from kvrelay.core.load.prefill_rate import remaining_tokens
@@ -18,6 +18,7 @@ from kvrelay.core.routing.fleet import FleetView
 from kvrelay.core.routing.keeper import Keeper
 from kvrelay.core.routing.live import Decision
 
+_NO_MATCHES = FewMatches([0] * FEW_SLOTS, [0] * FEW_SLOTS, {})
 # Until transfer rates are learned per tier: milliseconds to load one token's KV.
 TRANSFER_MS_PER_TOKEN = {"cpu": 0.002, "disk": 0.01, "remote": 0.02, "peer": 0.02}
 
@@ -113,16 +114,17 @@ class Decider:
             growth = [0.0] * len(slots)
         else:
             growth = ledger.growth.expected_tokens(now, slots, continues)
+        few = _NO_MATCHES if matches is None else matches
+        assert isinstance(few, FewMatches), "rows are made of few slots only"
         rows = []
-        for slot, growth_tokens in zip(slots, growth, strict=True):
+        for slot, growth_tokens, tokens_per_s in zip(slots, growth, rates.of_each(slots), strict=True):
             load = ledger.slots[slot]
-            match = NO_MATCH if matches is None else matches.at(slot)
             active, queued, backlog, decode_blocks, foreign = load.kinds()
             rows.append(
                 Row(
-                    match.ready,
-                    match.reachable() if match.lower else match.ready,
-                    _transfer_ms_of(match) if match.lower else 0.0,
+                    few.ready[slot],
+                    few.reachable[slot],
+                    _transfer_ms_of(few, slot) if few.lower else 0.0,
                     active,
                     queued,
                     backlog,
@@ -131,7 +133,7 @@ class Decider:
                     load.recent_tokens,
                     rates.remaining(now, slot, backlog) if backlog else 0.0,
                     growth_tokens,
-                    rates.of(slot),
+                    tokens_per_s,
                     foreign_tokens,
                     prompt_tokens,
                     block_size,
@@ -215,8 +217,8 @@ def _own(array: Floats, slots: Ints) -> Floats:
     return picked
 
 
-def _transfer_ms_of(match: SlotMatch) -> float:
-    return sum(tokens * TRANSFER_MS_PER_TOKEN[tier] for tier, tokens in match.lower.items())
+def _transfer_ms_of(few: FewMatches, slot: int) -> float:
+    return sum(tokens[slot] * TRANSFER_MS_PER_TOKEN[tier] for tier, tokens in few.lower.items())
 
 
 def _transfer_ms(matches: ArrayMatches, slots: Ints) -> Floats:

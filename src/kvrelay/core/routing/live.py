@@ -8,7 +8,7 @@ from kvrelay.core.index.matches import Matches
 from kvrelay.core.load.growth import Conversation
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.ids import TargetId
-from kvrelay.core.model.units import Fault, IndexState, RouteReason
+from kvrelay.core.model.units import Fault, IndexState
 from kvrelay.core.policy.policy import Choice, Field
 from kvrelay.core.routing.affinity import Session
 from kvrelay.core.routing.fleet import Target
@@ -61,6 +61,7 @@ class Live:
         "arrived",
         "arrived_at",
         "attempts",
+        "current",
         "decision_us",
         "first_token_at",
         "generated_tokens",
@@ -75,6 +76,8 @@ class Live:
         self.arrived_at = arrived_at
         self.session = session
         self.attempts: list[Attempted] = []
+        self.current: Attempted | None = None
+        """The last one of them."""
         self.decision_us: float | None = None
         self.first_token_at: float | None = None
         self.waited_s = 0.0  # in the admission queue
@@ -82,10 +85,6 @@ class Live:
         self.not_migrated_because: str | None = None
         self.not_retried_because: str | None = None
 
-    @property
-    def current(self) -> Attempted | None:
-        return self.attempts[-1] if self.attempts else None
-
-    @property
-    def last_reason(self) -> RouteReason:
-        return self.attempts[-1].decision.choice.reason if self.attempts else RouteReason.NOT_ROUTED
+    def begin(self, attempted: Attempted) -> None:
+        self.attempts.append(attempted)
+        self.current = attempted

@@ -314,7 +314,7 @@ class Router:
         if self._may_not_move(decision) and not continues:
             return self._refuse(now, live, "affinity_hard_unavailable")
         attempted = Attempted(len(live.attempts) + 1, decision, now, found.last_resort, continues)
-        live.attempts.append(attempted)
+        live.begin(attempted)
         self._book(now, live, decision)
         worker = self._fleet.worker_at(decision.slot)
         worker.health.dispatched(now, arrived.request_id)
