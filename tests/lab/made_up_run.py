@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from pathlib import Path
 
@@ -47,7 +46,7 @@ def made_up_measured(
     plan = make_plan(shortened.trace, settings.scale, seed=settings.seed)
     rows = planned_rows(plan, block_size_tokens=16)
     order = rotated_order(settings.policies, settings.repeats)
-    described = asyncio.run(FreshMocks(settings.fleet, ready_timeout_s=1).describe())
+    described = FreshMocks(settings.fleet, ready_timeout_s=1).as_specified()
     facts = PlanFacts(
         plan.digest(), rows_digest(rows), "primer", plan.seed, len(plan.sessions), plan.requests, plan.prompt_tokens
     )

@@ -8,9 +8,10 @@ import pytest
 from tests.lab.made_up_run import made_up_run
 
 from kvrelay.core.traces.cut import CutCounts
+from kvrelay.lab.report.limitations import EXCLUDED_WORDS, limitations
 from kvrelay.lab.report.page import render_page
 from kvrelay.lab.report.table import Table, milliseconds, percent, tokens
-from kvrelay.lab.report.view import EXCLUDED_WORDS, limitations, view_of
+from kvrelay.lab.report.view import view_of
 
 
 def test_table_is_aligned_text_and_escaped_html() -> None:
@@ -49,7 +50,7 @@ def test_limitations_name_the_subset_the_scale_and_the_scope() -> None:
 def test_names_cannot_break_out_of_the_page() -> None:
     view = view_of(made_up_run())
     evil = "</script><script>alert(1)</script>"
-    chart = msgspec.structs.replace(view.charts[0], rows=({"policy": evil, "ttft_ms": 1.0},))
+    chart = msgspec.structs.replace(view.charts[0], rows=({"policy": evil, "value": 1.0},))
     page = render_page(msgspec.structs.replace(view, title=evil, receipt_words=evil, charts=(chart,)))
 
     assert evil not in page

@@ -21,15 +21,18 @@ SIZES = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},
     # a few thousand: slow enough for a queue, quick enough for many runs
     "small": {"hidden_size": 320, "intermediate_size": 864, "num_hidden_layers": 6, "num_attention_heads": 10},
+    # the same body, and every token id that a synthesised prompt has; each of its tokens has a text
+    "wide": {"hidden_size": 320, "intermediate_size": 864, "num_hidden_layers": 6, "num_attention_heads": 10},
 }
+VOCABULARY = {"tiny": 512, "small": 512, "wide": 32_768}
 
 
 def main(size: str, folder: str) -> None:
-    vocabulary = _write_tokenizer(folder)
+    vocabulary = _write_tokenizer(folder, words=VOCABULARY[size] if size == "wide" else 0)
     torch.manual_seed(7)
     config = transformers.LlamaConfig(
         **SIZES[size],
-        vocab_size=512,
+        vocab_size=VOCABULARY[size],
         num_key_value_heads=1,
         head_dim=32,
         max_position_embeddings=8192,
@@ -43,9 +46,11 @@ def main(size: str, folder: str) -> None:
     model.float().save_pretrained(folder)
 
 
-def _write_tokenizer(folder: str) -> dict[str, int]:
+def _write_tokenizer(folder: str, *, words: int) -> dict[str, int]:
+    """`words`: size of the vocabulary that is filled up with made-up words, which text never becomes."""
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*letters, *SPECIAL])}
+    vocabulary |= {f"w{i}": i for i in range(len(vocabulary), words)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()

@@ -92,6 +92,9 @@ class FreshMocks:
             yield tuple(of_mock(worker) for worker in fleet.workers)
 
     async def describe(self) -> Described:
+        return self.as_specified()
+
+    def as_specified(self) -> Described:
         """From the specs: the processes of an arm are started with it."""
         workers = tuple(
             ArmWorker(

@@ -42,6 +42,7 @@ class TraceFacts(Struct, frozen=True):
     requests_retained: int
     excluded: dict[str, int]
     limitations: tuple[str, ...]
+    label: str = ""  # what results on it must be called
 
 
 class PlanFacts(Struct, frozen=True):
@@ -209,6 +210,7 @@ def _trace_facts(source: TraceFile, cut: Cut) -> TraceFacts:
         requests_retained=cut.counts.retained,
         excluded=reasons,
         limitations=source.trace.limitations(),
+        label=source.trace.label,
     )
 
 

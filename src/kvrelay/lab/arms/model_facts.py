@@ -20,7 +20,7 @@ _TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.jso
 class StatedModel(Struct, frozen=True, forbid_unknown_fields=True):
     """What a fleet file says. `path` is the local snapshot that the workers serve."""
 
-    path: Path | None = None
+    path: str | None = None
     revision: str | None = None
 
 
@@ -42,14 +42,15 @@ def mock_model(name: str) -> ModelFacts:
 def local_model(name: str, stated: StatedModel) -> ModelFacts:
     """Of a snapshot on this machine; without one, only what the fleet file states."""
     revision = stated.revision if stated.revision and _COMMIT.match(stated.revision) else None
-    if stated.path is None or not stated.path.is_dir():
+    path = None if stated.path is None else Path(stated.path).absolute()
+    if path is None or not path.is_dir():
         return ModelFacts(name, revision, None, None)
-    snapshot = _SNAPSHOT.search(str(stated.path.absolute()))
+    snapshot = _SNAPSHOT.search(str(path))
     return ModelFacts(
         name=name,
-        revision=revision or (snapshot[1] if snapshot else _weights_digest(stated.path)),
-        tokenizer_sha256=_file_digest(stated.path / "tokenizer.json"),
-        chat_template_sha256=next(filter(None, (_file_digest(stated.path / file) for file in _TEMPLATES)), None),
+        revision=revision or (snapshot[1] if snapshot else _weights_digest(path)),
+        tokenizer_sha256=_file_digest(path / "tokenizer.json"),
+        chat_template_sha256=next(filter(None, (_file_digest(path / file) for file in _TEMPLATES)), None),
     )
 
 
