@@ -119,6 +119,17 @@ def seaweed(folder: Path) -> Server:
     return Server(command, port=ports["s3"], log=folder / "weed.log", up=_answers_http)
 
 
+def mooncake(folder: Path) -> tuple[Server, int]:
+    """A Mooncake master, and the port on which it lists names. The package needs libibverbs1 and librdmacm1."""
+    master = shutil.which("mooncake_master", path=str(Path(sys.executable).parent))
+    if master is None:
+        raise ServerUnavailable("the package `mooncake-transfer-engine-non-cuda` is not installed")
+    folder.mkdir(parents=True, exist_ok=True)
+    port, admin = free_port(), free_port()
+    command = [master, f"--rpc_port={port}", "--rpc_address=127.0.0.1", f"--metrics_port={admin}"]
+    return Server(command, port=port, log=folder / "mooncake.log", up=lambda _: _answers_http(admin)), admin
+
+
 def _command(port: int, *words: str) -> bytes:
     with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
         connection.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w.encode()) for w in words))

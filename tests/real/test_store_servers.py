@@ -13,7 +13,7 @@ from kvrelay.edge.stores.config import open_store
 from kvrelay.edge.stores.store import NoSpace, Store, StoreUnavailable
 from kvrelay.edge.stores.valkey import ValkeyStore
 from tests.conformance.stores.suite import S, StoreSuite, content, key, write
-from tests.real.store_servers import S3_KEYS, Server, ServerUnavailable, seaweed, valkey, valkey_cluster
+from tests.real.store_servers import S3_KEYS, Server, ServerUnavailable, mooncake, seaweed, valkey, valkey_cluster
 
 pytestmark = pytest.mark.real
 _databases = itertools.count()
@@ -122,5 +122,25 @@ class TestS3(StoreSuite):
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", S3_KEYS[1])
         url = f"s3://kvrelay/prefix-{next(_databases)}?endpoint=http://127.0.0.1:{s3_server.port}"
         opened = open_store(url, deadline_s=5.0)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    try:
+        server, admin = mooncake(tmp_path_factory.mktemp("mooncake"))
+        server.start()
+    except ServerUnavailable as reason:
+        pytest.skip(f"Mooncake cannot run here: {reason}")
+    yield f"mooncake://127.0.0.1:{server.port}?admin={admin}&segment_bytes={256 << 20}"
+    server.kill()
+
+
+class TestMooncake(StoreSuite):
+    @pytest.fixture
+    def store(self, master: str) -> Iterator[Store]:
+        """One client at a time: each brings a segment, and takes it away when it is closed."""
+        opened = open_store(master, deadline_s=5.0)
         yield opened
         opened.close()

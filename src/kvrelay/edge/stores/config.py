@@ -16,12 +16,14 @@ from kvrelay.core.model.units import Tier
 from kvrelay.core.tiers.settings import Eviction, FailurePolicy, Promotion, TierSettings, TiersSettings, WritePolicy
 from kvrelay.edge.stores.file import FileStore, shared_memory
 from kvrelay.edge.stores.memory import MemoryStore
+from kvrelay.edge.stores.mooncake import MooncakeStore
 from kvrelay.edge.stores.peer import PeerStore
 from kvrelay.edge.stores.s3 import S3Store, credentials
 from kvrelay.edge.stores.store import Store
 from kvrelay.edge.stores.valkey import ValkeyStore
 
 _LEAST_S3_TIMEOUT_S = 0.25  # of the client, whose time-out is one for all calls; requests have their own deadline
+_MOONCAKE_SEGMENT_BYTES = 1 << 30  # of this process's memory, given to all clients
 DEFAULT_PORTS = {"valkey": 6379, "valkeys": 6379, "redis": 6379, "rediss": 6379, "peer": 8200}
 
 
@@ -180,6 +182,19 @@ def _peer(url: SplitResult, query: dict[str, str], capacity_bytes: int | None, d
     )
 
 
+def _mooncake(url: SplitResult, query: dict[str, str], capacity_bytes: int | None, deadline_s: float) -> Store:
+    if not url.hostname or not url.port:
+        raise StoreConfigError(f"`{url.geturl()}` is not mooncake://HOST:PORT of a master")
+    return MooncakeStore(
+        url.hostname,
+        url.port,
+        local_host=query.get("local", "127.0.0.1"),
+        segment_bytes=capacity_bytes or int(query.get("segment_bytes", _MOONCAKE_SEGMENT_BYTES)),
+        admin_url=f"http://{url.hostname}:{query['admin']}" if "admin" in query else None,
+        protocol=query.get("protocol", "tcp"),
+    )
+
+
 OPENERS: dict[str, Opener] = {
     "memory": _memory,
     "file": _file,
@@ -189,6 +204,7 @@ OPENERS: dict[str, Opener] = {
     "rediss": _valkey,
     "s3": _s3,
     "peer": _peer,
+    "mooncake": _mooncake,
 }
 
 
