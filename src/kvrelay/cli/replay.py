@@ -117,8 +117,12 @@ def end_by(done: Any) -> None:
 
 def _finish(done: Any, out: Path, *, as_json: bool) -> None:
     from kvrelay.lab.arms.results import sent_late
+    from kvrelay.lab.report.load_facts import sending_of
 
     show(done, out, as_json=as_json)
+    for policy, found in sending_of(done.measured).items():
+        if found.held_requests:
+            messages.say(words.not_an_open_loop(policy, found.why_not or ""))
     for policy, result in done.measured.results.items():
         if sent_late(result):
             messages.say(messages.sender_was_late(policy, result.send_lag_ms.p99))

@@ -31,6 +31,11 @@ def replay_story(head: str, table: str, ruling: str, folder: object) -> str:
     )
 
 
+def not_an_open_loop(policy: str, why: str) -> str:
+    """A cap let the load wait for the fleet."""
+    return f"note: {policy} was not an open loop: {why}; `held_ms` in samples.jsonl says how long each one waited"
+
+
 def ranking(won: str, why: str) -> str:
     return f"{won}\n{why}\nno gates were given, so this is no verdict: `kvrelay replay --gates FILE`"
 

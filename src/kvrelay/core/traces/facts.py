@@ -27,7 +27,7 @@ class Lengths(Struct, frozen=True):
     input_tokens: Distribution
     output_tokens: Distribution
     turns: Distribution
-    think_ms: Distribution  # before the second and later turns of a session
+    think_ms: Distribution  # before the second and later turns of a session; no samples where a format has no pauses
     session_span_ms: Distribution  # from the first to the last request of a session that has more than one
 
 
@@ -128,11 +128,12 @@ def _partial_tails(trace: Trace) -> int:
 def _lengths(trace: Trace) -> Lengths:
     turns = [turn for session in trace.sessions for turn in session.turns]
     longer = [session for session in trace.sessions if len(session.turns) > 1]
+    pauses = [turn.think_ms for session in longer for turn in session.turns[1:]]
     return Lengths(
         input_tokens=distribution([turn.input_tokens for turn in turns]),
         output_tokens=distribution([turn.output_tokens for turn in turns]),
         turns=distribution([len(session.turns) for session in trace.sessions]),
-        think_ms=distribution([turn.think_ms for session in longer for turn in session.turns[1:]]),
+        think_ms=distribution(pauses if any(pauses) else []),
         session_span_ms=distribution([session.turns[-1].due_ms for session in longer]),
     )
 

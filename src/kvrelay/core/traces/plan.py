@@ -61,11 +61,6 @@ class Plan(Struct, frozen=True, eq=False):
                 summed.update(np.ascontiguousarray(turn.token_ids, dtype="<u4").tobytes())
         return summed.hexdigest()
 
-    def schedule_digest(self) -> str:
-        """Over session names and times only: two arms with the same one send the same things at the same moments."""
-        times = [(s.session_id, [(turn.due_ms, turn.think_ms) for turn in s.turns]) for s in self.sessions]
-        return hashlib.sha256(msgspec.json.encode(times)).hexdigest()
-
 
 def make_plan(trace: Trace, scale: Scale, *, seed: int) -> Plan:
     synth = PromptSynth.of(trace, seed=seed, block_tokens=scale.block_tokens)

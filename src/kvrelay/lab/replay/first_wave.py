@@ -33,7 +33,7 @@ class FirstWave(Struct, frozen=True):
 def first_wave(samples: Sequence[Sample], *, worker: str, since_ms: float, wave_requests: int = 10) -> FirstWave:
     """`since_ms` on the arm's clock: when the worker became ready. Requests sent before went to its earlier life."""
     own = [sample for sample in samples if sample.worker == worker and sample.ok and sample.sent_ms >= since_ms]
-    answered = sorted((s for s in own if s.first_token_ms is not None), key=lambda sample: sample.sent_ms)
+    answered = sorted((s for s in own if s.ttft_ms is not None), key=lambda sample: sample.sent_ms)
     wave, steady = answered[:wave_requests], answered[wave_requests:]
     return FirstWave(worker, len(wave), _ttft(wave), _ttft(steady), _hit_share(wave), _hit_share(steady))
 

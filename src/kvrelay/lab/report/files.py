@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from kvrelay.lab.arms.ruling import Run
+from kvrelay.lab.report.load_facts import cold_starts, sending_of
 from kvrelay.lab.report.markdown import render_markdown
 from kvrelay.lab.report.page import render_page
 from kvrelay.lab.report.view import view_of
@@ -21,6 +22,8 @@ def summary(run: Run) -> dict[str, Any]:
         "verdict": msgspec.to_builtins(ruling.ranking),
         "gates": None if ruling.verdict is None else msgspec.to_builtins(ruling.verdict),
         "policies": msgspec.to_builtins(measured.results),
+        "sending": msgspec.to_builtins(sending_of(measured)),
+        "cold_starts": msgspec.to_builtins(cold_starts(measured)),
         "baseline": ruling.baseline,
         "paired": {
             policy: msgspec.to_builtins({"metrics": found.compared.metrics, "failures": found.compared.failures})
