@@ -19,7 +19,7 @@ from kvrelay.edge.connectors.vllm.kv.facts import MemoryFacts, engine_contract
 from kvrelay.edge.connectors.vllm.kv.records import given_id
 from kvrelay.edge.connectors.vllm.kv.register import ContractRegister
 from kvrelay.edge.connectors.vllm.kv.settings import Epochs, Settings, SettingsError, chunk_blocks, read_settings
-from kvrelay.edge.connectors.vllm.kv.store import Fetched, Found
+from kvrelay.edge.connectors.vllm.kv.store import Fetched, Found, open_store
 from kvrelay.edge.stores.tiered import ChunkShape
 
 MEMORY = MemoryFacts(
@@ -299,3 +299,30 @@ def test_the_register_names_what_the_most_similar_other_differs_in(tmp_path: Pat
     both = contract(engine(folder, cache_config__cache_dtype="fp8", model_config__quantization="awq"))
     assert register.join(both) == ("weight_quantization",)
     assert register.join(first) == ("kv_dtype",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        ("[store", "is not TOML"),
+        ("a = 1", "has no section"),
+        ("[store]\ntierz = []", "did you mean `tiers`?"),
+        ('[store]\n[[store.tiers]]\nurl = "floppy:///a"', "is no store"),
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_refused_at_the_start(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    file = tmp_path / "store.toml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SettingsError, match=message):
+        open_store(Settings(config=str(file)))
+
+
+def test_a_store_is_opened_from_a_file_or_inline(tmp_path: Path) -> None:
+    file = tmp_path / "store.toml"
+    file.write_text(f'[store]\n[[store.tiers]]\nkind = "file"\nurl = "file://{tmp_path}/kv"\n')
+    for settings in (Settings(config=str(file)), Settings(store={"tiers": [{"url": f"file://{tmp_path}/kv"}]})):
+        open_store(settings).close()

@@ -10,7 +10,7 @@ import pytest
 from kvrelay.edge.connectors.vllm.kv.chain import Chain
 from kvrelay.edge.connectors.vllm.kv.orders import StepReports
 from kvrelay.edge.connectors.vllm.kv.records import Records
-from kvrelay.edge.connectors.vllm.kv.scheduler import Unidentified
+from kvrelay.edge.connectors.vllm.kv.scheduler import Scheduled, Unidentified
 from tests.edge.connectors.vllm.kv.engine import (
     BLOCK,
     CHUNK,
@@ -159,6 +159,29 @@ def test_what_cannot_be_named_is_neither_loaded_nor_saved() -> None:
         assert step(connector, asked, computed=0, new=30) == []
         record = connector.finished(asked)
         assert record is not None and record.reason == reason
+
+
+def test_a_mistake_in_a_lookup_or_a_save_stays_with_its_request_and_is_counted() -> None:
+    store, records = FakeStore(), Records()
+    stored(store, 30, 3)
+
+    def mistaken(salt: str | None, adapter: str | None) -> None:
+        raise KeyError("a mistake")
+
+    connector, asked = half(store, namespace_of=mistaken, records=records), request(30)
+    assert matched(connector, asked) == 0
+    record = connector.finished(asked)
+    assert record is not None and record.reason == "fault"
+    assert records.totals()["faults"] == 1
+
+    connector, good, bad = half(store, records=records), request(30, name="good"), request(30, name="bad")
+    for each in (good, bad):
+        matched(connector, each)
+    connector.allocated(good, range(10, 18), 24)
+    bad.num_prompt_tokens = None
+    orders = connector.orders([Scheduled("bad", 0, 30, tuple(range(8)), True)])
+    assert len(orders.loads) == 1 and orders.saves == ()
+    assert records.totals()["faults"] == 2
 
 
 @pytest.mark.covers("TU-06")

@@ -28,7 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvrelay.edge.connectors.vllm.kv.facts import MemoryFacts
-from kvrelay.edge.connectors.vllm.kv.orders import StepOrders, StepReports
+from kvrelay.edge.connectors.vllm.kv.orders import LoadReport, StepOrders, StepReports
 from kvrelay.edge.connectors.vllm.kv.scheduler import Scheduled
 from kvrelay.edge.connectors.vllm.kv.settings import read_settings
 from kvrelay.edge.connectors.vllm.kv.setup import SchedulerSide, WorkerSide, scheduler_side, worker_side
@@ -94,6 +94,7 @@ class KvrelayConnector(KVConnectorBase_V1):
         self._worker: WorkerSide | None = None
         self._memory: MemoryFacts | None = None
         self._failed_blocks: set[int] = set()
+        self._refused: set[str] = set()
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = scheduler_side(vllm_config, kv_cache_config, self._settings)
 
@@ -181,11 +182,14 @@ class KvrelayConnector(KVConnectorBase_V1):
     @guarded(lambda: None)
     def start_load_kv(self, forward_context: Any, **more: Any) -> None:
         orders = self._connector_metadata
-        if not isinstance(orders, Orders) or not orders.step.loads:
+        if not isinstance(orders, Orders):
             return
-        if self._worker is None:  # its memory was refused; what was promised is reported as failed
-            raise RuntimeError("a load was ordered, and there is no memory to load into")
-        self._worker.half.begin_loads(orders.step.loads)
+        if self._worker is not None:
+            self._worker.half.begin_loads(orders.step.loads)
+            return
+        for load in orders.step.loads:  # our memory was refused; without an end these requests would wait for ever
+            self._refused.add(load.request_id)
+            self._failed_blocks |= {block for chunk in load.chunks for block in chunk.block_ids if block is not None}
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: a request is scheduled only after its load is over."""
@@ -203,7 +207,7 @@ class KvrelayConnector(KVConnectorBase_V1):
     @guarded(lambda: (None, None))
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if self._worker is None:
-            return None, None
+            return None, self._refused or None
         ended, failed = self._worker.half.take_ended()
         self._failed_blocks |= failed
         return None, ended or None
@@ -214,10 +218,13 @@ class KvrelayConnector(KVConnectorBase_V1):
 
     @guarded(lambda: None)
     def build_connector_worker_meta(self) -> Reports | None:
-        if self._worker is None:
-            return None
-        reports = self._worker.half.take_reports()
-        return None if reports is None else Reports(reports)
+        if self._worker is not None:
+            reports = self._worker.half.take_reports()
+            return None if reports is None else Reports(reports)
+        refused, self._refused = self._refused, set()
+        return (
+            Reports(StepReports(loads={name: LoadReport(0, 0, {}, "refused") for name in refused})) if refused else None
+        )
 
     # --- both ---------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from kvrelay.edge.connectors.vllm.kv.orders import HIT, Load, LoadReport
 from kvrelay.edge.connectors.vllm.kv.records import NONE, LoadRecord
 from kvrelay.edge.connectors.vllm.kv.store import Found
 
+NOT_WANTED = "not_wanted"  # it was there, and the engine did not take it or never got so far
+
 
 class Lookup(Struct, frozen=True):
     """The store's answer for one request, or why there is none."""
@@ -89,6 +91,11 @@ class Tracked:
             return 0
         return sum(chunk.wanted_blocks for chunk in self.load.chunks[: self.reports[-1].chunks])
 
+    def _reason(self, last: LoadReport | None) -> str | None:
+        if last is not None and last.outcome == HIT:
+            return None
+        return self.reason or (NOT_WANTED if last is None else last.outcome)
+
     def record(self, block_size_tokens: int) -> LoadRecord:
         lookup, last = self.looked_up(), self.reports[-1] if self.reports else None
         planned = 0 if self.load is None else sum(chunk.wanted_blocks for chunk in self.load.chunks)
@@ -102,7 +109,7 @@ class Tracked:
         return LoadRecord(
             request_id=self.request.request_id,
             outcome=NONE if last is None else last.outcome,
-            reason=None if last is not None and last.outcome == HIT else self.reason,
+            reason=self._reason(last),
             prompt_tokens=self.request.num_prompt_tokens,
             local_tokens=self.local_tokens,
             planned_tokens=planned * block_size_tokens,

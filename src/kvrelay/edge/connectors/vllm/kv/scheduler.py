@@ -9,6 +9,7 @@ does not try to load again; otherwise an engine whose policy is `recompute` woul
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -25,6 +26,7 @@ from kvrelay.edge.connectors.vllm.kv.request import Lookup, Tracked
 from kvrelay.edge.connectors.vllm.kv.store import ChunkStore
 from kvrelay.edge.stores.tiered import ChunkShape
 
+log = logging.getLogger(__name__)
 REMEMBERED_KEYS = 65_536
 LOOKUP_THREADS = 2
 SAVE_AGAIN_AFTER_S = 30.0
@@ -137,11 +139,18 @@ class SchedulerHalf:
         return 0 if tracked.reason is not None else there - local_tokens
 
     def _look_up(self, tracked: Tracked, prompt: list[int]) -> Lookup:
-        began = self._clock()
         try:
-            namespace = self._namespace_of(tracked.salt, tracked.adapter_path)
+            return self._ask_store(tracked, prompt)
         except Unidentified as reason:
             return Lookup(None, reason=str(reason))
+        except Exception as mistake:
+            log.error("a look-up failed: %s", type(mistake).__name__, exc_info=True)
+            self._records.count({"faults": 1})
+            return Lookup(None, reason="fault")
+
+    def _ask_store(self, tracked: Tracked, prompt: list[int]) -> Lookup:
+        began = self._clock()
+        namespace = self._namespace_of(tracked.salt, tracked.adapter_path)
         chain = Chain(namespace, self._geometry.chunk_tokens, tracked.media or ())
         keys = chain.keys(prompt, len(prompt) // self._geometry.chunk_tokens)
         if not self._may_load:
@@ -179,8 +188,17 @@ class SchedulerHalf:
         return load
 
     def orders(self, step: Iterable[Scheduled]) -> StepOrders:
-        """What the worker has to do with this step. Takes what was ordered since the last one."""
+        """What the worker has to do with this step. Takes what was ordered since the last one: a load that got lost on
+        the way would keep its request waiting for ever, so whatever happens to saves, loads go out."""
         loads, self._loads = tuple(self._loads), []
+        try:
+            return StepOrders(loads, tuple(self._saves_of(step)))
+        except Exception as mistake:
+            log.error("the saves of a step failed: %s", type(mistake).__name__, exc_info=True)
+            self._records.count({"faults": 1})
+            return StepOrders(loads)
+
+    def _saves_of(self, step: Iterable[Scheduled]) -> list[Save]:
         saves: list[Save] = []
         for scheduled in step:
             tracked = self._tracked.get(scheduled.request_id)
@@ -196,7 +214,7 @@ class SchedulerHalf:
         if saves:
             self._saving += len(saves)
             self._saving_since = self._clock()
-        return StepOrders(loads, tuple(saves))
+        return saves
 
     @property
     def saves_under_way(self) -> bool:
@@ -290,4 +308,5 @@ class SchedulerHalf:
         self._saved.clear()
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._store.close()

@@ -90,6 +90,9 @@ def _section(settings: Settings) -> tuple[Mapping[str, Any], str]:
     section = content.get("store")
     if not isinstance(section, dict):
         raise SettingsError(f"`config` {file} has no section [store]")
+    tiers = section.get("tiers")
+    if isinstance(tiers, list):  # `kind` may be there; the URL says it as well
+        section["tiers"] = [{key: tier[key] for key in tier if key != "kind"} for tier in tiers]
     return section, str(file)
 
 

@@ -65,8 +65,12 @@ class WorkerHalf:
     # --- loads -------------------------------------------------------------------------------------------------------
 
     def begin_loads(self, loads: Sequence[Load]) -> None:
+        """Every load that is ordered ends in `take_ended`, or its request would wait for ever."""
         for load in loads:
-            self._loading.submit(self._run_load, load)
+            try:
+                self._loading.submit(self._run_load, load)
+            except RuntimeError:  # no more threads
+                self._end_load(load, LoadReport(0, 0, {}, FAULT))
 
     def _run_load(self, load: Load) -> None:
         try:
@@ -74,6 +78,9 @@ class WorkerHalf:
         except Exception as mistake:
             log.error("loading KV failed: %s", type(mistake).__name__, exc_info=True)
             report = LoadReport(0, 0, {}, FAULT)
+        self._end_load(load, report)
+
+    def _end_load(self, load: Load, report: LoadReport) -> None:
         failed = {block for chunk in load.chunks[report.chunks :] for block in chunk.block_ids if block is not None}
         with self._lock:
             self._failed_blocks |= failed
