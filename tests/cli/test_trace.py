@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from kvrelay.cli.main import app
 from kvrelay.core.traces.cut import CutRule, cut
+from kvrelay.core.traces.formats.options import ImportOptions
 from kvrelay.core.traces.presets import preset
 from kvrelay.core.traces.reuse import reuse_of
 from kvrelay.lab.replay.trace_file import read_trace
@@ -143,6 +144,22 @@ def test_convert_writes_what_can_be_read_back_and_names_what_is_lost(tmp_path: P
     assert (len(again.sessions), again.requests, again.input_tokens) == (16, 84, original.input_tokens)
     kvrelay_trace("convert", "preset:agents", "--to", "mooncake", "--out", tmp_path / "again.jsonl.gz")
     assert (tmp_path / "again.jsonl.gz").read_bytes() == out.read_bytes()
+
+
+def test_sessions_are_derived_from_blocks_on_demand(tmp_path: Path) -> None:
+    out = tmp_path / "sessions.jsonl"
+    path = rows(
+        tmp_path / "r.jsonl",
+        {"timestamp": 0, "input_length": 64, "output_length": 1, "hash_ids": [0, 1]},
+        {"timestamp": 5, "input_length": 64, "output_length": 1, "hash_ids": [0, 9]},
+        {"timestamp": 9, "input_length": 96, "output_length": 1, "hash_ids": [0, 1, 2]},
+    )
+
+    result = kvrelay_trace("convert", path, "--block-size", 32, "--derive-sessions", "--to", "mooncake", "--out", out)
+
+    assert result.exit_code == 0
+    turns = [(s.session_id, [t.due_ms for t in s.turns]) for s in read_trace(out, ImportOptions(32)).trace.sessions]
+    assert turns == [("derived-0", [0.0, 9.0]), ("derived-1", [0.0])]
 
 
 def test_what_a_format_cannot_say_is_refused(tmp_path: Path) -> None:

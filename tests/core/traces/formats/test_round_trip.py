@@ -154,10 +154,18 @@ def test_public_rows_are_written_as_they_were(file: str) -> None:
 
 
 @needs_public_traces
-def test_public_agent_sessions_are_read_back() -> None:
+def test_public_agent_sessions_are_read_back_and_have_the_members_of_their_format() -> None:
     trace = public_trace("weka_small10_sessions.jsonl.gz")
+    written = list(weka.write(trace).lines)
 
-    assert weka.read(weka.write(trace).lines) == trace
+    assert weka.read(written) == trace
+    published = lines("weka_small10_sessions.jsonl.gz")
+    for ours, theirs in zip(map(json.loads, written), map(json.loads, published), strict=True):
+        assert {"id", "models", "block_size", "hash_id_scope", "requests"} <= set(ours) & set(theirs)
+        assert [entry["t"] for entry in ours["requests"]] == sorted(entry["t"] for entry in theirs["requests"])
+        members = {entry["type"]: set(entry) for entry in ours["requests"]}
+        for entry in theirs["requests"]:
+            assert members["subagent" if entry["type"] == "subagent" else "n"] <= set(entry)
 
 
 @needs_public_traces

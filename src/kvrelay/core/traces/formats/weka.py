@@ -8,6 +8,7 @@ run beside the parent's next turns, as they did when the trace was taken.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 
@@ -16,6 +17,8 @@ from kvrelay.core.traces.trace import GLOBAL_SCOPE, SESSION_SCOPE, Session, Trac
 
 # Traces are shared between companies because they hold no text; a file that has some is refused rather than read.
 TEXT_MEMBERS = frozenset({"prompt", "messages", "content", "text", "response", "completion"})
+
+UNKNOWN = "unknown"  # members that other readers of the format insist on
 
 
 class _Entry(msgspec.Struct):
@@ -81,24 +84,31 @@ def _lines(trace: Trace) -> Iterator[bytes]:
     for session in trace.sessions:
         if session.parent_id is not None and session.parent_id in known:
             continue
-        requests = [_entry_of(turn) for turn in session.turns]
-        for child in children.get(session.session_id, ()):
-            requests.append(
-                {
-                    "t": _seconds(child.start_ms - session.start_ms),
-                    "type": "subagent",
-                    "agent_id": child.session_id.removeprefix(f"{session.session_id}/"),
-                    "requests": [_entry_of(turn) for turn in child.turns],
-                }
-            )
-        line = {"id": session.session_id, "block_size": trace.block_size_tokens, "hash_id_scope": scope}
-        yield msgspec.json.encode({**line, "requests": requests})
+        entries = [_entry_of(turn) for turn in session.turns]
+        entries += [_sub_agent_of(child, session) for child in children.get(session.session_id, ())]
+        line = {"id": session.session_id, "models": [UNKNOWN], "block_size": trace.block_size_tokens}
+        # Other readers take the entries as they come; the parent's own stay before a sub-agent of the same moment.
+        ordered = sorted(entries, key=lambda entry: entry["t"])
+        yield msgspec.json.encode({**line, "hash_id_scope": scope, "requests": ordered})
 
 
-def _entry_of(turn: Turn) -> dict[str, object]:
+def _sub_agent_of(child: Session, parent: Session) -> dict[str, Any]:
+    return {
+        "t": _seconds(child.start_ms - parent.start_ms),
+        "type": "subagent",
+        "agent_id": child.session_id.removeprefix(f"{parent.session_id}/"),
+        "subagent_type": UNKNOWN,
+        "status": UNKNOWN,
+        "models": [UNKNOWN],
+        "requests": [_entry_of(turn) for turn in child.turns],
+    }
+
+
+def _entry_of(turn: Turn) -> dict[str, Any]:
     return {
         "t": _seconds(turn.due_ms),
         "type": "n",
+        "model": UNKNOWN,
         "in": turn.input_tokens,
         "out": turn.output_tokens,
         "hash_ids": turn.block_ids,
