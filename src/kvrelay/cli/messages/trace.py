@@ -64,7 +64,7 @@ def facts_in_words(name: str, kind: str, facts: TraceFacts) -> str:
     agents = f", {facts.sub_agents:,} sub-agents" if facts.sub_agents else ""
     derived = "" if facts.derived_sessions is None else f" ({facts.derived_sessions:,} derived from shared blocks)"
     lines.append(f"  {facts.requests:,} requests, {facts.sessions:,} sessions{agents}{derived}")
-    rate = "" if facts.requests_per_s is None else f", {facts.requests_per_s:g} requests/s"
+    rate = "" if facts.requests_per_s is None else f", {facts.requests_per_s:.3g} requests/s"
     lines.append(f"  {facts.span_ms / 1000:,.1f} s from the first request to the last{rate}")
     size = "none" if facts.block_size_tokens is None else f"{facts.block_size_tokens} tokens, ids {facts.hash_scope}"
     tails = f", {facts.partial_tails:,} requests list a partial last block" if facts.partial_tails else ""

@@ -103,7 +103,7 @@ def examine(trace: Trace) -> Examined:
         hash_scope=trace.hash_scope,
         partial_tails=partial,
         span_ms=round(span_ms, 3),
-        requests_per_s=round((len(listed) - 1) / span_ms * 1000, 3) if span_ms else None,
+        requests_per_s=round((len(listed) - 1) / span_ms * 1000, 6) if span_ms else None,
         lengths=_lengths(trace),
         endless_cache=caches,
         limitations=trace.limitations(),
