@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ POLICIES = ("round_robin", "sticky", "cache_load")
 def main() -> int:
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers are ended in that case, too
     engine = installed("wide")
     with tempfile.TemporaryDirectory(prefix="replay-") as folder:
         workers = [
@@ -58,8 +60,8 @@ def _replay(fleet: Path, options: argparse.Namespace) -> int:
     command = [
         *kvrelay, "replay", "bundled", *policies, "--repeats", str(options.repeats), "--reset", "cache_salt",
         "--fleet", str(fleet), "--gates", str(GATES), "--out", str(options.out), "--seed", str(options.seed),
-        "--block-tokens", "4", "--max-sessions", str(options.sessions), "--max-turns", "5", "--speed", "40",
-        "--max-gap-ms", "1500", "--max-output-tokens", "4",
+        "--block-tokens", "4", "--max-sessions", str(options.sessions), "--max-turns", "4", "--speed", "40",
+        "--max-gap-ms", "1500", "--max-output-tokens", "4", "--max-context-tokens", "32000",
     ]  # fmt: skip
     return subprocess.run(command, check=False).returncode
 
@@ -68,7 +70,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.replay_on_vllm")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--sessions", type=int, default=12)
+    parser.add_argument("--sessions", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""A sweep over two weight vectors, through real gateways."""
+"""A sweep over two weight vectors on one half of the sessions, confirmed on the other, through real gateways."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ def test_sweep_names_its_rule_and_picks_by_it(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     result = json.loads(ended.stdout)
 
-    assert [result["vectors"][vector]["slo"] for vector in vectors] == ["pass", "pass"]
+    assert [result["vectors"][vector]["outcome"] for vector in vectors] == ["pass", "pass"]
     assert result["pick"] == {"alpha": 1.0, "beta": 0.002, "gamma": 0.005, "delta": 0.05}
     hits = [result["vectors"][vector]["actual_cached_tokens"] for vector in vectors]
     assert hits[0] > 1.2 * hits[1]
     assert result["manifest"]["stated"]["rule"] == result["rule"]
-    config = (tmp_path / "arms" / f"{vectors[1]}-0" / "gateway.toml").read_text()
+    assert result["confirmed"] == "pass"
+    assert set(result["held_out"]["policies"]) == {"round_robin", vectors[0]}
+    config = (tmp_path / "training" / "arms" / f"{vectors[1]}-0" / "gateway.toml").read_text()
     assert 'scorer = "weights"' in config and "alpha = 0.0" in config

@@ -1,4 +1,4 @@
-"""`kvrelay tune`: which weights of `cache_load` meet an SLO on a trace, by a rule stated beforehand."""
+"""`kvrelay tune`: which weights of `cache_load` keep an SLO or gates on one half of a trace, and on the other, too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import msgspec
 import typer
 
 from kvrelay.cli import messages
-from kvrelay.cli.demo import complain, load_trace, make_folder, run_to_end
+from kvrelay.cli.demo import complain, load_trace, make_folder, policy_names, run_to_end
+from kvrelay.cli.messages import tune as words
+from kvrelay.cli.replay import load_gates
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -19,33 +21,41 @@ DEFAULT_OUT = Path("kvrelay-tune")
 
 @app.command(epilog="Example: kvrelay tune --demo --slo-ttft-p95-ms 600 --weights 1,0.002,0.005,0.05 --weights 1,0,0,0")
 def tune(
-    trace: Path | None = typer.Argument(None, help="Agent sessions or Mooncake rows, plain or .gz."),
+    trace: Path | None = typer.Argument(None, help="A trace in any known format, plain or .gz."),
     demo: bool = typer.Option(False, "--demo", help="Use the bundled agent sessions instead of a file."),
     weights: list[str] = typer.Option([], help="alpha,beta,gamma,delta; repeat it. Default: a built-in list."),
     slo_ttft_p95_ms: float = typer.Option(600.0, min=0.001, help="Largest p95 of the modelled time to first token."),
-    repeats: int = typer.Option(1, min=1, max=20, help="Arms per weight vector."),
+    gates: Path | None = typer.Option(None, help="Gates instead of the SLO; their candidate stands for each vector."),
+    repeats: int = typer.Option(1, min=1, max=20, help="Arms per weight vector; gates need 3 for a pass."),
     workers: int = typer.Option(4, min=1, max=16, help="Mock workers, each its own process."),
-    seed: int = typer.Option(1, help="Of the prompts; the same seed gives the same bytes."),
-    out: Path = typer.Option(DEFAULT_OUT, help="Folder for manifest, receipts and samples."),
+    seed: int = typer.Option(1, help="Of prompts and halves; the same seed gives the same bytes."),
+    out: Path = typer.Option(DEFAULT_OUT, help="Folder for the two runs, `training` and `held_out`."),
     json: bool = typer.Option(False, "--json", help="Print the result as one JSON object on stdout."),
 ) -> None:
-    """Replay a trace once per weight vector on mock workers and pick by a rule that the manifest states beforehand.
+    """Choose weights on one half of a trace's sessions, by a rule stated beforehand, and confirm them on the other.
 
-    Exit 0: a vector was picked; 1: none meets the SLO.
+    Exit 0: confirmed; 1: no vector passes, or the pick fails on the held-out half; 3: it could not be confirmed.
     """
     from kvrelay.cli.arm_progress import ArmProgress
     from kvrelay.lab.demo.settings import settings_for
-    from kvrelay.lab.tune.sweep import DEFAULT_VECTORS, Slo, run_sweep
+    from kvrelay.lab.tune.sweep import DEFAULT_VECTORS, Plan, Slo, run_sweep
 
     if (trace is None) != demo:
         messages.fail(messages.tune_needs_one_trace())
     source = load_trace(trace, bundled="with `--demo`")
-    vectors = [weight_vector(text) for text in weights] or DEFAULT_VECTORS
-    settings = settings_for(source.trace, workers=workers, repeats=repeats, policies=("cache_load",), seed=seed)
+    vectors = tuple(weight_vector(text) for text in weights) or DEFAULT_VECTORS
+    settings = settings_for(source.trace, workers=workers, repeats=repeats, policies=(), seed=seed)
+    plan = Plan(vectors, Slo(slo_ttft_p95_ms), None if gates is None else _gates(gates))
     make_folder(out)
     with ArmProgress() as progress:
-        sweep = run_to_end(run_sweep(source, settings, vectors, Slo(slo_ttft_p95_ms), out=out, watcher=progress))
+        sweep = run_to_end(run_sweep(source, settings, plan, out=out, watcher=progress))
     _finish(sweep, out, as_json=json)
+
+
+def _gates(path: Path) -> Any:
+    store = load_gates(path)
+    policy_names(store.file.baseline, source=f"`baseline` in `{path}`")
+    return store
 
 
 def weight_vector(text: str) -> Any:
@@ -62,12 +72,23 @@ def weight_vector(text: str) -> Any:
 
 
 def _finish(sweep: Any, out: Path, *, as_json: bool) -> None:
-    from kvrelay.lab.tune.table import sweep_table, tune_summary
+    from kvrelay.lab.report.files import write_files
+    from kvrelay.lab.tune.sweep import HELD_OUT
+    from kvrelay.lab.tune.table import held_out_table, sweep_table, tune_summary
 
+    if sweep.held_out is not None:
+        write_files(sweep.held_out, out / HELD_OUT)
     if as_json:
         sys.stdout.write(msgspec.json.encode(tune_summary(sweep)).decode() + "\n")
     else:
-        sys.stdout.write(messages.tune_story(sweep_table(sweep).text(), sweep.slo.rule(), sweep.pick, out))
+        held_out = None if sweep.held_out is None else held_out_table(sweep).text()
+        sys.stdout.write(words.story(sweep_table(sweep).text(), sweep.rule, sweep.pick, held_out, out))
     complain(sweep.measured)
     if sweep.pick is None:
-        messages.fail(messages.no_vector_passes(sweep.slo.ttft_p95_ms), code=messages.VERDICT_FAIL)
+        messages.fail(words.nothing_passes(), code=messages.VERDICT_FAIL)
+    if sweep.confirmed is not True:
+        verdict = sweep.held_out.ruling.verdict
+        reasons = () if verdict is None else verdict.reasons
+        failed = sweep.confirmed is False
+        code = messages.VERDICT_FAIL if failed else messages.UNKNOWN
+        messages.fail(words.not_confirmed(sweep.pick, reasons, failed=failed), code=code)

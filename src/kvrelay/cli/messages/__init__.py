@@ -268,21 +268,6 @@ def tune_needs_one_trace() -> str:
     )
 
 
-def tune_story(table: str, rule: str, pick: str | None, out: object) -> str:
-    picked = "picked: none" if pick is None else f"picked by the rule: {pick}"
-    return (
-        f"MOCK RUN: modelled times on mock workers, not the performance of any engine\n\n{table}\n\n"
-        f"rule, stated before the run: {rule}\n{picked}\n\n{out} has manifest.json, receipts.jsonl, samples.jsonl\n"
-    )
-
-
-def no_vector_passes(ttft_p95_ms: float) -> str:
-    return (
-        f"error: no weight vector keeps p95 time to first token within {ttft_p95_ms:g} ms (from `--slo-ttft-p95-ms`)\n"
-        "hint: the table says how far each is off; other vectors can be given with `--weights`"
-    )
-
-
 # --- kvrelay doctor ----------------------------------------------------------------------------------------------
 
 VERDICT_WORDS = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "unknown": "unknown", "not_applicable": "-"}

@@ -37,6 +37,7 @@ from kvrelay.lab.replay.replay import Arm, replay
 from kvrelay.lab.replay.sample import Sample
 
 PRIMER_SESSION = "primer"
+RESET_TRIES = 5
 SETTLE_S = 0.2  # the last receipts are on their way to the file, the last counters to the page
 
 
@@ -194,14 +195,23 @@ def _is_ours(task: ArmTask) -> bool:
 
 
 async def reset_caches(gateway: GatewayProcess, workers: Sequence[ArmWorker]) -> int:
-    """Through the gateway, which forgets what it knew at the same moment. Blocks in the index afterwards."""
+    """Through the gateway, which forgets what it knew at the same moment. Blocks in the index afterwards.
+
+    Events of earlier arms may still be on their way to the new gateway and would be believed after the reset: it is
+    repeated until the index stays empty, or not any more.
+    """
     async with aiohttp.ClientSession() as session:
-        for worker in workers:
-            url = f"{gateway.ready.admin_url}/admin/workers/{worker.name}/reset"
-            async with session.post(url) as answer:
-                if answer.status != 200:
-                    raise ResetRefused(f"`{worker.name}`: {(await answer.text())[:300]}")
-    return int((await gateway.status())["index_blocks"])
+        for _ in range(RESET_TRIES):
+            for worker in workers:
+                url = f"{gateway.ready.admin_url}/admin/workers/{worker.name}/reset"
+                async with session.post(url) as answer:
+                    if answer.status != 200:
+                        raise ResetRefused(f"`{worker.name}`: {(await answer.text())[:300]}")
+            await asyncio.sleep(SETTLE_S)
+            blocks = int((await gateway.status())["index_blocks"])
+            if not blocks:
+                break
+    return blocks
 
 
 async def _processes(workers: Sequence[ArmWorker], gateway: GatewayProcess, log: Path) -> tuple[ProcessFacts, ...]:
