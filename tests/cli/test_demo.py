@@ -47,8 +47,22 @@ def test_missing_and_foreign_trace_files(capsys: pytest.CaptureFixture[str], tmp
     assert failure(capsys, stop) == (
         messages.USAGE_ERROR,
         f"error: `{path}`, line 1: 0 hash_ids for input_length 6000\n"
-        "  legal: the number of blocks of one size for all rows; "
-        "the rows before fit 512, 16, 32, 64, 128, 256, 1024, 2048 tokens\n",
+        "  needed: the number of blocks of one size for all rows, or the size told (8 to 4096 tokens); "
+        "it is not guessed, because reuse depends on it\n"
+        f"hint: kvrelay trace convert {path} --block-size 16 --out told.jsonl, and then use that file\n",
+    )
+
+
+def test_a_trace_without_block_ids_is_no_trace_for_policies(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n")
+
+    with pytest.raises(SystemExit) as stop:
+        load_trace(path)
+
+    assert failure(capsys, stop) == (
+        messages.USAGE_ERROR,
+        f"error: `{path}`, line 1: no block ids, so its prompts would share nothing\n  legal: a trace with block ids\n",
     )
 
 
