@@ -62,7 +62,7 @@ def test_a_trace_without_block_ids_is_no_trace_for_policies(capsys: pytest.Captu
 
     assert failure(capsys, stop) == (
         messages.USAGE_ERROR,
-        f"error: `{path}`, line 1: no block ids, so its prompts would share nothing\n  legal: a trace with block ids\n",
+        f"error: `{path}`, line 1: no block ids, so no prompt shares anything\n  legal: a trace with block ids\n",
     )
 
 
