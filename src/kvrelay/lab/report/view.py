@@ -53,7 +53,7 @@ def view_of(run: Run) -> View:
     stated = measured.manifest.stated
     return View(
         title=f"{len(measured.results)} routing policies, one trace: {stated.trace.name}",
-        label=stated.trace.label or stated.label,
+        label=f"{stated.label}, {stated.trace.label}" if stated.trace.label else stated.label,
         label_words=WORDS[stated.label],
         verdict=verdict_view(measured, ruling),
         overview=overview_table(measured.results, winner=ruling.ranking.winner, time=_time(measured)),
