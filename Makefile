@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Many tests wait for processes that they started: one more job than CI has cores. Modules stay whole: their tests share fleets.
 JOBS ?= 3
 
-.PHONY: demo test test-real lint bench coverage-matrix chromium clean
+.PHONY: demo test test-real lint bench coverage-matrix chromium prometheus clean
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,7 +22,7 @@ test: lint chromium
 
 # Against real vLLM, llama.cpp and SGLang's cache on CPU. The first run installs each into a cache of its own (some minutes,
 # 3.8 GB).
-test-real: $(STAMP)
+test-real: $(STAMP) prometheus
 	$(BIN)/python -m pytest -m real tests/real
 
 lint: $(STAMP)
@@ -43,6 +43,13 @@ chromium:
 	  echo "installing chromium (Debian package) for the page tests ..." >&2; \
 	  as_root=$$(test "$$(id -u)" = 0 || echo sudo); \
 	  $$as_root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq chromium >/dev/null; }
+
+# Scrapes a run and tests the alert rules, from the distribution's package.
+prometheus:
+	@command -v promtool >/dev/null || { \
+	  echo "installing prometheus (Debian package) for the tests of dashboard and alerts ..." >&2; \
+	  as_root=$$(test "$$(id -u)" = 0 || echo sudo); \
+	  $$as_root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq prometheus >/dev/null; }
 
 clean:
 	rm -rf $(VENV) dist build

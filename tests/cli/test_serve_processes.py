@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -10,12 +11,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from kvrelay.cli.main import app
 from kvrelay.edge.observe.receipt_file import read_receipts
+from kvrelay.edge.observe.ui.picture import FLOW
 from tests.cli.serving import Asker, asking, eventually, serving, write_config
 from tests.edge.gateway.scripted import ScriptedWorker, hang, token_body
 
@@ -68,6 +71,33 @@ async def until_all_ready(client: Asker, *, restarts: int) -> None:
             if sum(p["restarts"] for p in known) == restarts and all(p["ready"] and p["answers"] for p in known):
                 return
             await asyncio.sleep(0.1)
+
+
+@pytest.mark.covers("OB-05")
+async def test_the_live_page_and_tasks_are_of_all_processes(tmp_path: Path, workers: list[ScriptedWorker]) -> None:
+    file = write_config(tmp_path / "k.toml", *workers, gateway=GATEWAY, more="[observe]\ntask_idle_s = 2.0")
+    async with serving(file) as served, asking(served) as client:
+        await client.until_routable("a", "b")
+        sent = len(await ask_every_process(client, **{"x-session-id": "one"}))
+        status, page = await client.admin("GET", "/ui")
+        assert status == 200 and "<title>kvrelay</title>" in page
+        picture = await first_picture(served.admin_url)
+        assert picture["gateway"]["processes"] == PROCESSES
+        assert [worker["name"] for worker in picture["workers"]] == ["a", "b"]
+        assert picture["statuses"] == {"ok": sent} and len(picture["flow"]) == min(sent, FLOW)
+        status, told = await client.admin("GET", f"/ui/receipts/{picture['flow'][0]['request_id']}")
+        assert status == 200 and told["text"].startswith("Request ")
+
+        async with asyncio.timeout(30):
+            while not (counted := await samples(client))["kvrelay_tasks_total", ("ok",)]:  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+        assert counted["kvrelay_session_wall_seconds_count", ()] == 1, "one session, whatever process had its requests"
+        assert (await client.admin("GET", "/process/tasks"))[0] == 404, "between the group and its processes"
+
+
+async def first_picture(admin_url: str) -> Any:
+    async with aiohttp.ClientSession() as client, client.get(f"{admin_url}/ui/stream") as stream:
+        return json.loads((await stream.content.readline()).removeprefix(b"data: "))
 
 
 @pytest.mark.covers("RC-01", "RC-11", "RC-18")

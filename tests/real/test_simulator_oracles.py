@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 from kvrelay.core.cachesim.eviction.ttl import Ttl
+from kvrelay.lab.sim.cells import Source
+from kvrelay.lab.sim.sweep import digest, run_cells
 from kvrelay.lab.sizing.distances import stack_distances
 from tests.core.cachesim.oracle import brute_force_ttl, library_hits, zipf_keys
 from tests.core.cachesim.reference import TRACES, agreeing, capacity_figures, rows, ttl_figures
 from tests.core.cachesim.test_eviction import LIBRARY
+from tests.lab.sim.small_trace import write_small_trace
+from tests.lab.sim.test_cells import every_kind
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
@@ -50,6 +54,12 @@ def test_a_long_trace_with_a_time_to_live_against_brute_force():
     accesses = list(zip((rng.zipf(1.3, 100_000) % 400).tolist(), at_s, strict=True))
     ours = Ttl(60, ttl_s=90.0)
     assert [ours.access(key, at) for key, at in accesses] == brute_force_ttl(60, 90.0, accesses)
+
+
+def test_a_sweep_on_a_dask_cluster_answers_what_one_process_does(tmp_path):
+    pytest.importorskip("distributed", reason="the `dask` extra")
+    cells = every_kind(Source(str(write_small_trace(tmp_path / "small.jsonl"))))
+    assert digest(run_cells(cells, jobs=2, dask="local")) == digest(run_cells(cells, jobs=1))
 
 
 @pytest.mark.covers("TU-05")

@@ -58,6 +58,13 @@ class AdminClient:
         except msgspec.DecodeError as error:
             raise AdminUnavailable(f"{self.url}{path} answered something else: {error}") from error
 
+    def workers(self) -> bytes:
+        """All workers as the gateway describes them, in JSON."""
+        body = self._get("/admin/workers")
+        if body is None:
+            raise AdminUnavailable(f"{self.url}/admin/workers answered 404: that is no admin port of a gateway")
+        return body
+
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> bytes:
         """The answer to an order. Raises AdminUnavailable for a refusal too, with what the gateway said."""
         request = self._request(path)

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollback": ("kvrelay.cli.rollback", "Switch a running gateway back to plain round robin."),
     "chaos": ("kvrelay.cli.chaos", "Put faults on the wire between a worker and the gateway."),
     "doctor": ("kvrelay.cli.doctor", "Examine a fleet: what is wrong with it, why, and what to do."),
+    "store": ("kvrelay.cli.store", "Stores of KV objects: serve, list, verify, purge, scrub."),
     "receipts": ("kvrelay.cli.receipts", "Read route receipts: tail, explain, reconcile."),
     "dashboard": ("kvrelay.cli.dashboard", "Print the Grafana dashboard, alert rules, table of metrics, runbook."),
     "scrape-map": ("kvrelay.cli.scrape_map", "List how a worker's metrics page is understood."),
@@ -31,6 +32,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "manifest": ("kvrelay.cli.manifest", "Check what a run states of itself; put two runs together."),
     "arms": ("kvrelay.cli.arms", "Show in what arms differ; check a plan of contenders."),
     "trace": ("kvrelay.cli.trace", "Look into traces, convert them, cut them down, make prompts of them."),
+    "simulate": ("kvrelay.cli.simulate", "What caches would hit and where requests would go, under virtual time."),
+    "size": ("kvrelay.cli.size", "How much cache is enough, and when fetching beats computing."),
     "tune": ("kvrelay.cli.tune", "Sweep policy weights against an SLO stated beforehand."),
 }
 

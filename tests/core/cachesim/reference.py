@@ -13,7 +13,7 @@ from kvrelay.core.cachesim.eviction.lru import Lru
 from kvrelay.core.cachesim.eviction.ttl import Ttl
 from kvrelay.core.cachesim.misses import Miss
 from kvrelay.core.cachesim.prefix import PrefixResult, run_prefix_caches
-from kvrelay.core.cachesim.prefix_trace import PrefixTrace, prefix_trace, with_derived_sessions
+from kvrelay.core.cachesim.prefix_trace import PrefixTrace, prefix_trace
 from kvrelay.core.cachesim.routers import ROUTERS
 from kvrelay.lab.replay.trace_file import read_trace
 
@@ -38,9 +38,8 @@ def rows() -> dict[str, list[dict[str, Any]]]:
 
 @cache
 def reference_trace(name: str) -> PrefixTrace:
-    """With the partial last block, and sessions derived where the file has none, as the rows were made."""
-    made = prefix_trace(read_trace(TRACES / name).trace, partial_tail=True)
-    return with_derived_sessions(made) if name.startswith("mooncake") else made
+    """With the partial last block, as the rows were made."""
+    return prefix_trace(read_trace(TRACES / name).trace, partial_tail=True)
 
 
 def capacity_figures(row: dict[str, Any]) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def test_a_new_sibling_learns_of_all_sessions() -> None:
     pair = Pair()
     one, two = pair.rigs
     worker = one.serve(text(1), session_id="s").chosen_worker
-    assert [each.session_id for each in one.router.placements()] == ["s"]
+    assert [each.session for each in one.router.placements()] == [SessionKey("s")]
     for placement in one.router.placements():
         two.step(SessionPlaced(placement))
     assert pair.home("s") == [worker, worker]

@@ -19,6 +19,7 @@ from kvrelay.core.cachesim.eviction.policy import Departure, EvictionPolicy, OnG
 from kvrelay.core.cachesim.misses import Counted, Miss
 from kvrelay.core.cachesim.prefix_trace import PrefixRequest, PrefixTrace
 from kvrelay.core.cachesim.routers import Router
+from kvrelay.core.cachesim.tiers import Tiered
 
 Cache = EvictionPolicy | EngineModel
 MakeCache = Callable[[OnGone], Cache]
@@ -51,6 +52,7 @@ class PrefixResult(Struct):
     expired_blocks: int = 0  # that time has taken, whether somebody missed them or not
     evicted_blocks: int = 0
     invalidated_blocks: int = 0
+    hit_tokens_by_tier: dict[int, int] = {}  # 0 is the nearest; empty where there is only one
 
     @property
     def token_hit_ratio(self) -> float:
@@ -108,6 +110,8 @@ class PrefixCaches:
         result.blocks += len(blocks)
         result.input_tokens += request.input_tokens
         result.hit.add(matched, hit_tokens)
+        if isinstance(self.caches[chosen], Tiered):
+            self._count_tiers(self.caches[chosen], request, matched)
         if matched < len(blocks):
             self._classify(request, matched, best=max(matches), most=most)
         below = request.input_tokens - min(len(blocks) * size, request.input_tokens)
@@ -132,6 +136,14 @@ class PrefixCaches:
             cache.run(request.blocks, hits=matched, unnamed_blocks=all_blocks - full)
         else:
             cache.admit(request.blocks, request.at_s)
+
+    def _count_tiers(self, cache: Cache, request: PrefixRequest, matched: int) -> None:
+        assert isinstance(cache, Tiered)
+        by_tier, size = self.result.hit_tokens_by_tier, self._size
+        for depth in range(matched):
+            tokens = min((depth + 1) * size, request.input_tokens) - min(depth * size, request.input_tokens)
+            tier = cache.tier_of(request.blocks[depth])
+            by_tier[tier] = by_tier.get(tier, 0) + tokens
 
     def _choose(self, request: PrefixRequest, matches: Sequence[int]) -> int:
         if self._router is None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from kvrelay.core.traces.trace import Trace
+from kvrelay.core.traces.derived_sessions import derived_sessions
+from kvrelay.core.traces.trace import Trace, arrivals, root_of
 
 
 class PrefixRequest(Struct, frozen=True):
@@ -37,23 +38,31 @@ class PrefixTrace(Struct, frozen=True):
 
 
 def prefix_trace(trace: Trace, *, partial_tail: bool = False) -> PrefixTrace:
-    """All turns on one clock; turns of the same instant stay in the order of the file.
+    """All requests in order of arrival. Where the trace names no sessions they are derived from shared blocks.
 
     `partial_tail`: also the last block of a prompt that does not fill it, where the trace lists it. Engines cache full
     blocks only, so it is left out unless asked for.
     """
     chains = _Chains()
     size = trace.block_size_tokens
-    timed: list[tuple[float, PrefixRequest]] = []
-    for session in trace.sessions:
-        for turn in session.turns:
-            kept = turn.block_ids if partial_tail else turn.block_ids[: turn.input_tokens // size]
-            at_s = (session.start_ms + turn.due_ms) / 1000
-            blocks = chains.numbered(session.scope, kept)
-            root = session.parent_id or session.session_id
-            timed.append((at_s, PrefixRequest(at_s, root, blocks, turn.input_tokens, turn.output_tokens)))
-    timed.sort(key=lambda entry: entry[0])
-    return PrefixTrace(size, tuple(request for _, request in timed), chains.distinct)
+    sessions = request_sessions(trace)
+    requests = []
+    for number, arrival in enumerate(arrivals(trace)):
+        turn = arrival.turn
+        kept = turn.block_ids if partial_tail else turn.block_ids[: turn.input_tokens // size]
+        blocks = chains.numbered(arrival.session.scope, kept)
+        requests.append(
+            PrefixRequest(arrival.at_ms / 1000, sessions[number], blocks, turn.input_tokens, turn.output_tokens)
+        )
+    return PrefixTrace(size, tuple(requests), chains.distinct)
+
+
+def request_sessions(trace: Trace) -> list[str]:
+    """The session of every request in order of arrival. A file in which every row stands alone has derived ones."""
+    if all(len(session.turns) == 1 and session.parent_id is None for session in trace.sessions):
+        return [f"derived-{number}" for number in derived_sessions(trace)]
+    parents = {session.session_id: session.parent_id for session in trace.sessions}
+    return [root_of(arrival.session.session_id, parents) for arrival in arrivals(trace)]
 
 
 class _Chains:
@@ -88,28 +97,3 @@ class _Chains:
         self._parent_of.append(parent)
         self.distinct += 1
         return self.distinct - 1
-
-
-def with_derived_sessions(trace: PrefixTrace, *, least_blocks: int = 2) -> PrefixTrace:
-    """For traces whose rows name no session: a request goes on with the one whose last full block it contains.
-
-    Each session claims its last full block. A request looks for a claim from its end towards its second block, takes it
-    over, and claims its own last full block if it has at least two full ones.
-    """
-    claims: dict[int, str] = {}
-    size = trace.block_size_tokens
-    requests = []
-    sessions = 0
-    for request in trace.requests:
-        claimed = next((block for block in request.blocks[:0:-1] if block in claims), None)
-        if claimed is None:
-            session, sessions = f"derived-{sessions}", sessions + 1
-        else:
-            session = claims.pop(claimed)
-        full = request.input_tokens // size
-        if full >= least_blocks:
-            claims[request.blocks[full - 1]] = session
-        requests.append(
-            PrefixRequest(request.at_s, session, request.blocks, request.input_tokens, request.output_tokens)
-        )
-    return PrefixTrace(size, tuple(requests), trace.distinct_blocks)

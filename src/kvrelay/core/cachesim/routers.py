@@ -5,7 +5,7 @@ They see what every worker really holds at that moment, with no delay: what a ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvrelay.core.cachesim.prefix_trace import PrefixRequest
@@ -79,7 +79,7 @@ class MinMissingPlusBacklog:
         return chosen
 
 
-ROUTERS = {
+ROUTERS: dict[str, Callable[[int], Router]] = {
     "round_robin": RoundRobin,
     "sticky": Sticky,
     "best_prefix": BestPrefix,

@@ -197,6 +197,11 @@ class Engine:
         """Leading full blocks of these tokens that are findable now, the last one of a whole number of blocks too."""
         return self._cache.findable(token_ids, adapter=adapter, salt=salt)
 
+    def prompt_names(self, request_id: str) -> list[int]:
+        """The look-up names of a live request's full prompt blocks."""
+        sequence = self._sequences[request_id]
+        return sequence.names[: sequence.prompt_tokens // self.settings.block_size_tokens]
+
     def step(self, now_s: float, event: EngineEvent) -> tuple[EngineEffect, ...]:
         match event:
             case StepEnded():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import msgspec
 from msgspec import Struct
 
 from kvrelay.core.doctor.facts import RouterFacts, RouterWorkerFacts
@@ -61,7 +63,7 @@ async def look_at(
         url=url,
         policy=status.policy,
         index_problem=status.index_problem,
-        workers=tuple(_worker(worker) for worker in workers),
+        workers=tuple(_believed(worker) for worker in workers),
     )
     window = await _watched(session, url, headers, watch_s)
     return Gateway(facts, {worker.name: worker.url for worker in workers}, window)
@@ -85,7 +87,12 @@ async def _reading(session: aiohttp.ClientSession, url: str, headers: Mapping[st
     return read_page(page.body.decode("utf-8", "replace"), monotonic_s())
 
 
-def _worker(worker: _Worker) -> RouterWorkerFacts:
+def believed(workers: Iterable[Mapping[str, Any]]) -> tuple[RouterWorkerFacts, ...]:
+    """Of entries of /admin/workers."""
+    return tuple(_believed(msgspec.convert(worker, _Worker)) for worker in workers)
+
+
+def _believed(worker: _Worker) -> RouterWorkerFacts:
     targets = () if worker.router is None else worker.router.targets
     states = [target.index_state.value for target in targets]
     drifts = [target.drift for target in targets if target.drift is not None]

@@ -23,9 +23,11 @@ from kvrelay.edge.fleet.static import UnknownWorker, WorkerExists
 from kvrelay.edge.fleet.view import WorkerView
 from kvrelay.edge.gateway.auth import AdminToken
 from kvrelay.edge.gateway.heads import SECOND_SESSION_HEADER
+from kvrelay.edge.gateway.live_source import GatewaySource
 from kvrelay.edge.gateway.openai import joined_salt, read_body
 from kvrelay.edge.gateway.safety import UnsafeListener
 from kvrelay.edge.gateway.scoring import prompt_at_once, prompt_in_time
+from kvrelay.edge.observe.ui.app import Ui
 from kvrelay.edge.system.config import Config, WorkerConfig
 from kvrelay.edge.system.unreadable import UNREADABLE
 
@@ -74,6 +76,7 @@ class Admin:
     def __init__(self, gateway: Gateway, token: AdminToken) -> None:
         self._gateway = gateway
         self.token = token
+        self._ui = Ui(GatewaySource(gateway, self._status_value, self._workers_value))
 
     def app(self, max_body_bytes: int) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=max_body_bytes)
@@ -98,8 +101,10 @@ class Admin:
                 web.delete("/admin/sessions/{session_id}", self._close_session),
                 web.get(EPOCHS_PATH, self._epochs),
                 web.post(ROTATE_PATH, self._rotate),
+                *self._ui.routes(),
             ]
         )
+        app.on_shutdown.append(self._ui.close)
         return app
 
     @web.middleware
@@ -107,7 +112,7 @@ class Admin:
         """Callers need the token if there is one. Browsers send `Origin`: no web page may reach a port on loopback."""
         if not admits_origin(request):
             return problem_response(403, "requests from other web pages are not answered")
-        if not self.token.admits(request.headers.get("Authorization")):
+        if not (self._ui.is_public(request) or self.token.admits(request.headers.get("Authorization"))):
             return problem_response(401, "the admin port wants its token (Authorization: Bearer TOKEN)")
         try:
             return await handler(request)
@@ -129,6 +134,9 @@ class Admin:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _status(self, request: web.Request) -> web.Response:
+        return _json(self._status_value())
+
+    def _status_value(self) -> dict[str, Any]:
         router = msgspec.to_builtins(self._gateway.status())
         described = {
             "gateway": self._gateway.describe(),
@@ -136,12 +144,14 @@ class Admin:
             "tokens": self._gateway.describe_tokens(),
             "event_sockets": msgspec.to_builtins(self._gateway.fleet.shared_event_sockets()),
         }
-        return _json({**router, **described})
+        return {**router, **described}
 
     async def _workers(self, request: web.Request) -> web.Response:
+        return _json(self._workers_value())
+
+    def _workers_value(self) -> dict[str, Any]:
         known = self._known_workers()
-        views = self._gateway.fleet.views()
-        return _json({"workers": [self._worker_of(view, known) for view in views]})
+        return {"workers": [self._worker_of(view, known) for view in self._gateway.fleet.views()]}
 
     async def _worker(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]

@@ -28,8 +28,10 @@ from kvrelay.edge.gateway.admin import (
 )
 from kvrelay.edge.gateway.auth import AdminToken
 from kvrelay.edge.group import merge
+from kvrelay.edge.group.live_source import GroupSource
 from kvrelay.edge.group.member import Answer, NoAnswer
 from kvrelay.edge.group.safety import refuse_bound_events
+from kvrelay.edge.observe.ui.app import Ui
 from kvrelay.edge.system.config import WorkerConfig
 from kvrelay.edge.system.unreadable import UNREADABLE
 
@@ -50,6 +52,7 @@ class GroupAdmin:
     def __init__(self, group: Group, token: AdminToken) -> None:
         self._group = group
         self.token = token
+        self._ui = Ui(GroupSource(group))
 
     def app(self, max_body_bytes: int) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=max_body_bytes)
@@ -69,16 +72,18 @@ class GroupAdmin:
                 web.get("/admin/receipts/{request_id}", self._receipt),
                 web.post("/admin/match", self._from_one),
                 web.post(ROTATE_PATH, self._rotate),
+                *self._ui.routes(),
                 web.route("*", "/{path:.*}", self._other),
             ]
         )
+        app.on_shutdown.append(self._ui.close)
         return app
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if not admits_origin(request):
             return problem_response(403, "requests from other web pages are not answered")
-        if not self.token.admits(request.headers.get("Authorization")):
+        if not (self._ui.is_public(request) or self.token.admits(request.headers.get("Authorization"))):
             return problem_response(401, "the admin port wants its token (Authorization: Bearer TOKEN)")
         try:
             return await handler(request)

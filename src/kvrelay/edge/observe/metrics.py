@@ -203,8 +203,8 @@ class Metrics(Collector):
         actual, claimed = receipt.actual_cached_tokens, receipt.matched_tokens_at_route
         if actual is not None:
             self.actual.add((worker, "engine"), actual)
-            if claimed is not None and claimed > actual:
-                self.stale_claims.add((worker,), claimed - actual)
+            if claimed is not None:  # also where nothing was stale: it was compared
+                self.stale_claims.add((worker,), claimed - actual if claimed > actual else 0)
         loss = receipt.gate_loss_tokens
         if receipt.eligible_prefix_tokens is not None:
             self.eligible.add((), receipt.eligible_prefix_tokens)

@@ -84,6 +84,10 @@ class ReceiptLog:
         line = self._recent.get(request_id)
         return None if line is None else self._decoder.decode(line)
 
+    def recent_lines(self, limit: int) -> list[bytes]:
+        """The same, as they were encoded."""
+        return list(islice(reversed(self._recent.values()), limit))
+
     def recent(self, limit: int) -> list[Receipt]:
         """The last receipts, newest first."""
         return [self._decoder.decode(line) for line in islice(reversed(self._recent.values()), limit)]

@@ -178,6 +178,7 @@ class WorkerMetrics:
                 f'{labels},source="external_kv_transfer"': 0,
             },
             "prompt_tokens_cached": {labels: self.cached_tokens},
+            "prompt_tokens_cached_by_source": {f'{labels},source="device"': self.cached_tokens},
             "generation_tokens": {labels: self.generation_tokens},
             "request_success": {
                 f'{labels},finished_reason="{reason}"': count for reason, count in self.finished.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, assert_never
 
@@ -66,11 +66,24 @@ class Listener(Protocol):
     def on_lost(self) -> None: ...
 
 
+class Insider(Protocol):
+    """Who is told what no gateway can see: the truth about an engine, at the moment it becomes true."""
+
+    def published(self, batch: KvBatch) -> None: ...
+    def admitted(self, worker: str, names: Sequence[int], admitted: Admitted) -> None: ...
+    def life_ended(self, worker: str) -> None: ...
+
+
 class Life:
     """From one start of the worker's process to its end: an engine, a stream that counts from 0, a replay buffer."""
 
     def __init__(
-        self, worker: WorkerId, setup: WorkerSetup, agenda: Agenda, publish: Callable[[KvBatch], None]
+        self,
+        worker: WorkerId,
+        setup: WorkerSetup,
+        agenda: Agenda,
+        publish: Callable[[KvBatch], None],
+        insider: Insider | None,
     ) -> None:
         self.id = worker
         self.engine = Engine(setup.engine)
@@ -78,6 +91,7 @@ class Life:
         self.ended = False
         self._agenda = agenda
         self._publish = publish if setup.sends_events else None
+        self._insider = insider
         self._listeners: dict[str, Listener] = {}
         self._frozen = False
         self._held_back: list[StepStarted] = []
@@ -124,6 +138,8 @@ class Life:
     def end(self) -> None:
         """The process is gone; whoever listened learns that the connection broke."""
         self.ended = True
+        if self._insider is not None:
+            self._insider.life_ended(self.id.name)
         listeners, self._listeners = self._listeners, {}
         for listener in listeners.values():
             listener.on_lost()
@@ -149,16 +165,22 @@ class Life:
             case StepStarted():
                 self._agenda.at(effect.ends_at_s, lambda: self._end_step(effect))
             case PublishBatch():
+                batch = KvBatch(self.id, 0, effect.seq, effect.events)
+                if self._insider is not None:
+                    self._insider.published(batch)
                 if self._publish is not None:
-                    batch = KvBatch(self.id, 0, effect.seq, effect.events)
                     self.published.append(batch)
                     self._publish(batch)
             case Finished():
                 listener = self._listeners.pop(effect.request_id, None)
                 if listener is not None:
                     listener.on_finished(effect)
-            case Admitted() | Preempted():
-                pass  # nobody outside sees these
+            case Admitted():
+                if self._insider is not None:
+                    names = self.engine.prompt_names(effect.request_id)
+                    self._insider.admitted(self.id.name, names, effect)
+            case Preempted():
+                pass  # nobody outside sees it
             case CacheResetAnswered() | CorruptionDone():
                 raise AssertionError(f"{effect} was not asked for here")
             case _:
@@ -168,13 +190,16 @@ class Life:
 class Worker:
     """All lives of one worker, one after the other."""
 
-    def __init__(self, setup: WorkerSetup, agenda: Agenda, publish: Callable[[KvBatch], None]) -> None:
+    def __init__(
+        self, setup: WorkerSetup, agenda: Agenda, publish: Callable[[KvBatch], None], insider: Insider | None = None
+    ) -> None:
         self.setup = setup
         self.spec = setup.described()
         self.lives = 0
         self.life: Life | None = None  # None while the process is down
         self._agenda = agenda
         self._publish = publish
+        self._insider = insider
 
     @property
     def name(self) -> str:
@@ -184,7 +209,7 @@ class Worker:
         assert self.life is None, f"{self.name} is running already"
         self.lives += 1
         worker = WorkerId(self.name, f"life-{self.lives}")
-        self.life = Life(worker, self.setup, self._agenda, self._publish)
+        self.life = Life(worker, self.setup, self._agenda, self._publish, self._insider)
         return self.life
 
     def kill(self) -> None:

@@ -75,7 +75,7 @@ from kvrelay.lab.sim.agenda import Action, Agenda
 from kvrelay.lab.sim.attempt import Answer, Attempt, HostTimes, SimRequest
 from kvrelay.lab.sim.watch import Watch
 from kvrelay.lab.sim.weather import Weather
-from kvrelay.lab.sim.worker import Worker, WorkerSetup
+from kvrelay.lab.sim.worker import Insider, Worker, WorkerSetup
 
 Observer = Callable[[float, Event, tuple[Effect, ...]], None]
 
@@ -107,6 +107,7 @@ class World:
         interval_s: float = 1.0,
         observer: Observer | None = None,
         keep_answers: bool = True,
+        insider: Insider | None = None,
     ) -> None:
         self.router = Router(settings)
         self.receipts: list[Receipt] = []
@@ -114,6 +115,8 @@ class World:
         self.reports: dict[str, int] = {}
         self.workers: dict[str, Worker] = {}
         self.submitted = 0
+        self.promised = 0  # requests that will be submitted; `run` waits for them too
+        self.on_receipt: Callable[[Receipt], None] | None = None
         self.cut_by_restart = 0  # requests that were open when the gateway's process ended
         self.weather = weather or Weather()
         self.agenda = Agenda()
@@ -121,6 +124,7 @@ class World:
         self._interval_s = interval_s
         self._observer = observer
         self._keep_answers = keep_answers
+        self._insider = insider
         self._draw = random.Random(seed)  # as the gateway draws, request by request
         self._jitter = random.Random(f"{seed}/jitter")
         self._watches: dict[str, Watch] = {}
@@ -158,7 +162,7 @@ class World:
         """A worker that runs already is added to the configuration, and asked who it is at once."""
         name = setup.name
         assert name not in self.workers, f"there is a worker {name} already"
-        worker = Worker(setup, self.agenda, partial(self._publish, name))
+        worker = Worker(setup, self.agenda, partial(self._publish, name), self._insider)
         self.workers[name] = worker
         self._watches[name] = self._watch_of(worker)
         worker.start()
@@ -244,7 +248,7 @@ class World:
         """Lets virtual time pass until all requests are settled, or until `until_s`."""
         agenda = self.agenda
         if until_s is None:
-            while self.unsettled:
+            while self.unsettled or self.promised:
                 agenda.step()
             return
         while True:
@@ -333,6 +337,8 @@ class World:
             case WriteReceipt():
                 del self._live[effect.receipt.request_id]
                 self.receipts.append(effect.receipt)
+                if self.on_receipt is not None:
+                    self.on_receipt(effect.receipt)
             case RequestReplay():
                 self._watches[effect.worker.name].replay(effect)
             case Report():
