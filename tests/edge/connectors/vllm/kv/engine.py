@@ -11,7 +11,7 @@ from kvrelay.core.contract.identity import Namespace
 from kvrelay.edge.connectors.vllm.kv.orders import HIT, Load, LoadReport, StepReports
 from kvrelay.edge.connectors.vllm.kv.records import Records
 from kvrelay.edge.connectors.vllm.kv.scheduler import Geometry, Scheduled, SchedulerHalf
-from kvrelay.edge.connectors.vllm.kv.store import Fetched, Found
+from kvrelay.edge.connectors.vllm.kv.store import Fetched, Found, Places
 from kvrelay.edge.stores.tiered import ChunkShape
 
 BLOCK = 4
@@ -32,10 +32,15 @@ class FakeStore:
     def lookup(self, namespace: Namespace, keys: Sequence[bytes], shape: ChunkShape) -> Found:
         time.sleep(self.slow_s)
         leading = next((i for i, key in enumerate(keys) if key not in self.there), len(keys))
-        return Found(leading, worthwhile=self.worthwhile, fetch_ms=1.0, recompute_ms=2.0)
+        return Found(leading, places=((0,),) * leading, worthwhile=self.worthwhile, fetch_ms=1.0, recompute_ms=2.0)
 
     def fetch(
-        self, namespace: Namespace, keys: Sequence[bytes], shape: ChunkShape, into: Sequence[memoryview]
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        places: Sequence[Places],
+        shape: ChunkShape,
+        into: Sequence[memoryview],
     ) -> Fetched:
         raise AssertionError("the scheduler's half moves no bytes")
 

@@ -19,7 +19,7 @@ from kvrelay.edge.connectors.vllm.kv.facts import MemoryFacts, engine_contract
 from kvrelay.edge.connectors.vllm.kv.records import given_id
 from kvrelay.edge.connectors.vllm.kv.register import ContractRegister
 from kvrelay.edge.connectors.vllm.kv.settings import Epochs, Settings, SettingsError, chunk_blocks, read_settings
-from kvrelay.edge.connectors.vllm.kv.store import Fetched, Found, open_store
+from kvrelay.edge.connectors.vllm.kv.store import Fetched, Found, Places, open_store
 from kvrelay.edge.stores.tiered import ChunkShape
 
 MEMORY = MemoryFacts(
@@ -271,7 +271,12 @@ class Shelf:
         return Found(next((i for i, key in enumerate(keys) if key not in self.kept), len(keys)))
 
     def fetch(
-        self, namespace: Namespace, keys: Sequence[bytes], shape: ChunkShape, into: Sequence[memoryview]
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        places: Sequence[Places],
+        shape: ChunkShape,
+        into: Sequence[memoryview],
     ) -> Fetched:
         for key, view in zip(keys, into, strict=True):
             view[:] = self.kept[key]

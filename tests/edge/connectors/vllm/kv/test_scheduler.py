@@ -67,6 +67,7 @@ def test_a_load_names_chunks_and_the_blocks_that_are_wanted_of_them() -> None:
     external = matched(connector, asked, 12)
     (load,) = schedule(connector, asked, local=12, external=external)
     assert [(chunk.first_token, chunk.block_ids) for chunk in load.chunks] == [(8, (None, 13)), (16, (14, 15))]
+    assert all(chunk.places == (0,) for chunk in load.chunks)
     report(connector, asked, 2)
     assert step(connector, asked, computed=24, new=6) == []  # all of it is in the store
     record = connector.finished(asked)

@@ -37,7 +37,7 @@ from kvrelay.edge.connectors.vllm.kv.facts import (
     weights_digest,
 )
 from kvrelay.edge.connectors.vllm.kv.settings import Settings, secret_of
-from kvrelay.edge.connectors.vllm.kv.store import open_store
+from kvrelay.edge.connectors.vllm.kv.store import Places, open_store
 from kvrelay.edge.stores.tiered import ChunkShape
 
 LOOKUP_DEADLINE_S = 0.5
@@ -91,7 +91,7 @@ class KvrelayTier(SecondaryTierManager):
         self._lock = threading.Lock()
         self._ended: list[JobResult] = []
         self._running: set[Future[None]] = set()
-        self._answers: dict[str, dict[OffloadKey, bool]] = {}  # by request
+        self._answers: dict[str, dict[OffloadKey, Places]] = {}  # by request; no places: it is not there
         self._asked: dict[str, dict[OffloadKey, float]] = {}
         self._unasked: dict[str, list[OffloadKey]] = {}
 
@@ -109,7 +109,7 @@ class KvrelayTier(SecondaryTierManager):
                 asked[key] = time.monotonic()
                 self._unasked.setdefault(request, []).append(key)
             elif time.monotonic() - asked[key] > LOOKUP_DEADLINE_S:
-                self._answers[request][key] = False
+                self._answers[request][key] = ()
                 return LookupResult.MISS
         return LookupResult.RETRY
 
@@ -123,15 +123,15 @@ class KvrelayTier(SecondaryTierManager):
         """Keys come in the order of the prompt, and what lies behind a gap is of no use."""
         try:
             found = self._store.lookup(self._namespace, [self._name(key) for key in keys], self._shape)
-            there = found.chunks if found.worthwhile else 0
+            places = found.places if found.worthwhile else ()
         except Exception as mistake:
             log.error("a look-up failed: %s", type(mistake).__name__, exc_info=True)
-            there = 0
+            places = ()
         with self._lock:
             answers = self._answers.get(request)
             if answers is not None:
                 for i, key in enumerate(keys):
-                    answers.setdefault(key, i < there)
+                    answers.setdefault(key, places[i] if i < len(places) else ())
 
     # --- transfers ---------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class KvrelayTier(SecondaryTierManager):
         began = time.monotonic()
         keys = list(job.keys)
         try:
-            done = work(keys, [self._row(int(chunk)) for chunk in job.chunk_ids])
+            done = work(job.req_context.req_id, keys, [self._row(int(chunk)) for chunk in job.chunk_ids])
         except Exception as mistake:
             log.error("a transfer failed: %s", type(mistake).__name__, exc_info=True)
             done = []
@@ -175,16 +175,20 @@ class KvrelayTier(SecondaryTierManager):
         size = self.block_size_bytes
         return self._flat[chunk * size : (chunk + 1) * size]
 
-    def _store_all(self, keys: Sequence[OffloadKey], rows: Sequence[memoryview]) -> list[OffloadKey]:
+    def _store_all(self, request: str, keys: Sequence[OffloadKey], rows: Sequence[memoryview]) -> list[OffloadKey]:
         outcomes = [
             self._store.save(self._namespace, self._name(key), self._shape, row, first_token=0)
             for key, row in zip(keys, rows, strict=True)
         ]
         return [key for key, outcome in zip(keys, outcomes, strict=True) if outcome == Outcome.STORED.value]
 
-    def _load_all(self, keys: Sequence[OffloadKey], rows: Sequence[memoryview]) -> list[OffloadKey]:
+    def _load_all(self, request: str, keys: Sequence[OffloadKey], rows: Sequence[memoryview]) -> list[OffloadKey]:
         """Straight into the engine's host memory. Rows of keys that are no hit hold anything; the engine drops them."""
-        fetched = self._store.fetch(self._namespace, [self._name(key) for key in keys], self._shape, rows)
+        with self._lock:
+            answers = self._answers.get(request, {})
+            places = [answers.get(key, ()) for key in keys]
+        names = [self._name(key) for key in keys]
+        fetched = self._store.fetch(self._namespace, names, places, self._shape, rows)
         self._store.observe_fetch(fetched.bytes_by_tier, fetched.ms_by_tier)
         return [key for key, outcome in zip(keys, fetched.outcomes, strict=True) if outcome == Outcome.HIT.value]
 
@@ -192,7 +196,7 @@ class KvrelayTier(SecondaryTierManager):
         with self._lock:
             answers = self._answers.setdefault(request, {})
             for key in keys:
-                answers[key] = False
+                answers[key] = ()
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         with self._lock:

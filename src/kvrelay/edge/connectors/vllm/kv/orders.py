@@ -20,6 +20,7 @@ class ChunkLoad:
     key: bytes
     first_token: int
     block_ids: tuple[int | None, ...]
+    places: tuple[int, ...]  # tiers that have it, by number
 
     @property
     def wanted_blocks(self) -> int:

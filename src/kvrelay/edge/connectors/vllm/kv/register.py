@@ -41,11 +41,11 @@ class ContractRegister:
         return min((contract.differing_fields(other) for other in others), key=len, default=())
 
     def _contracts(self) -> list[Contract]:
-        there = self._store.lookup(self._namespace, self._keys, _SHAPE).chunks
-        if not there:
+        there = self._store.lookup(self._namespace, self._keys, _SHAPE)
+        if not there.chunks:
             return []
-        into = [memoryview(bytearray(SLOT_BYTES)) for _ in range(there)]
-        fetched = self._store.fetch(self._namespace, self._keys[:there], _SHAPE, into)
+        into = [memoryview(bytearray(SLOT_BYTES)) for _ in range(there.chunks)]
+        fetched = self._store.fetch(self._namespace, self._keys[: there.chunks], there.places, _SHAPE, into)
         found = []
         for outcome, content in zip(fetched.outcomes, into, strict=True):
             if outcome != Outcome.HIT.value:

@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import Struct
 
 from kvrelay.core.contract.identity import Namespace
-from kvrelay.edge.connectors.vllm.kv.chain import Chain
+from kvrelay.edge.connectors.vllm.kv.chain import Chain, rank_key
 from kvrelay.edge.connectors.vllm.kv.orders import HIT, ChunkLoad, Load, Save, StepOrders, StepReports
 from kvrelay.edge.connectors.vllm.kv.records import LoadRecord, Records
 from kvrelay.edge.connectors.vllm.kv.request import Lookup, Tracked
@@ -39,6 +39,7 @@ class Geometry(Struct, frozen=True):
     block_size_tokens: int
     chunk_blocks: int
     chunk_bytes: int  # on one rank
+    ranks: int = 1
 
     @property
     def chunk_tokens(self) -> int:
@@ -157,7 +158,9 @@ class SchedulerHalf:
             return Lookup(chain, reason="role")
         if not keys:
             return Lookup(chain, reason="shorter_than_a_chunk")
-        found = self._store.lookup(namespace, keys, self._geometry.shape)
+        # What the first rank holds is a hint for all of them; each finds out for itself.
+        names = [rank_key(key, 0, self._geometry.ranks) for key in keys]
+        found = self._store.lookup(namespace, names, self._geometry.shape)
         return Lookup(chain, found, ms=(self._clock() - began) * 1000)
 
     # --- as it is scheduled ------------------------------------------------------------------------------------------
@@ -172,7 +175,7 @@ class SchedulerHalf:
 
     def _load(self, tracked: Tracked, tokens: int) -> Load:
         lookup = tracked.looked_up()
-        assert lookup is not None and lookup.chain is not None, "a load without a lookup"
+        assert lookup is not None and lookup.chain is not None and lookup.found is not None, "a load without a lookup"
         size, per_chunk = self._geometry.block_size_tokens, self._geometry.chunk_blocks
         first, last = tracked.local_tokens // size, (tracked.local_tokens + tokens) // size
         first_chunk, last_chunk = first // per_chunk, -(-last // per_chunk)
@@ -181,7 +184,8 @@ class SchedulerHalf:
         for chunk in range(first_chunk, last_chunk):
             blocks = range(chunk * per_chunk, (chunk + 1) * per_chunk)
             ids = tuple(tracked.block_ids[i] if first <= i < last else None for i in blocks)
-            chunks.append(ChunkLoad(keys[chunk], chunk * self._geometry.chunk_tokens, ids))
+            first_token, places = chunk * self._geometry.chunk_tokens, lookup.found.places[chunk]
+            chunks.append(ChunkLoad(keys[chunk], first_token, ids, places))
         tracked.saved_chunks = max(tracked.saved_chunks, last // per_chunk)
         load = Load(tracked.request.request_id, lookup.chain.namespace, tuple(chunks), time.monotonic())
         tracked.load = load

@@ -108,7 +108,7 @@ def scheduler_side(config: Any, kv_cache_config: Any, settings: Settings) -> Sch
         compare=ContractRegister(store, tenant=settings.tenant, secret=secret).join,
     )
     half = SchedulerHalf(
-        geometry=Geometry(block_size, blocks, blocks * block_bytes),
+        geometry=Geometry(block_size, blocks, blocks * block_bytes, config.parallel_config.world_size),
         loads=transfer.is_kv_consumer,
         saves=transfer.is_kv_producer,
         store=store,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from kvrelay.core.contract.identity import Namespace
 from kvrelay.core.tiers.outcome import Outcome
@@ -18,6 +18,9 @@ from kvrelay.edge.connectors.vllm.kv.settings import Settings, SettingsError
 from kvrelay.edge.stores.config import StoreConfig, StoreConfigError
 from kvrelay.edge.stores.keys import KeyRingError
 from kvrelay.edge.stores.tiered import ChunkShape, TieredStore
+
+Places = tuple[int, ...]
+"""Tiers that said they have a chunk, by number, the nearest first."""
 
 
 class Found(Struct, frozen=True):
@@ -27,7 +30,7 @@ class Found(Struct, frozen=True):
     worthwhile: bool = True
     fetch_ms: float | None = None  # predicted
     recompute_ms: float | None = None  # predicted
-    unasked: tuple[str, ...] = ()  # tiers that did not answer
+    places: tuple[Places, ...] = ()  # of each of these chunks
 
 
 class Fetched(Struct, frozen=True):
@@ -45,9 +48,15 @@ class ChunkStore(Protocol):
         ...
 
     def fetch(
-        self, namespace: Namespace, keys: Sequence[bytes], shape: ChunkShape, into: Sequence[memoryview]
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        places: Sequence[Places],
+        shape: ChunkShape,
+        into: Sequence[memoryview],
     ) -> Fetched:
-        """Reads, decrypts and verifies. The buffers hold whatever was read: use only what is a `hit`."""
+        """Reads from where the look-up found it, decrypts and verifies. The buffers hold whatever was read: use only
+        what is a `hit`."""
         ...
 
     def save(
@@ -110,13 +119,19 @@ class SharedTiers:
             worthwhile=plan.fetch or not there,
             fetch_ms=plan.predicted_fetch_ms,
             recompute_ms=plan.predicted_recompute_ms,
-            unasked=plan.unasked,
+            places=plan.places,
         )
 
     def fetch(
-        self, namespace: Namespace, keys: Sequence[bytes], shape: ChunkShape, into: Sequence[memoryview]
+        self,
+        namespace: Namespace,
+        keys: Sequence[bytes],
+        places: Sequence[Places],
+        shape: ChunkShape,
+        into: Sequence[memoryview],
     ) -> Fetched:
-        outcome = self._store.fetch(self._store.plan(namespace, keys, shape), into)
+        plan = structs.replace(self._store.plan(namespace, keys, shape), places=tuple(places))
+        outcome = self._store.fetch(plan, into)
         words = tuple(word.value for word in outcome.outcomes)
         return Fetched(words, outcome.ms, outcome.bytes_by_tier, outcome.ms_by_tier)
 

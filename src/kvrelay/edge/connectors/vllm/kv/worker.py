@@ -101,7 +101,7 @@ class WorkerHalf:
     def _fetch(self, load: Load, chunks: Sequence[ChunkLoad], slots: Sequence[int], report: LoadReport) -> None:
         keys = [rank_key(chunk.key, self._rank, self._ranks) for chunk in chunks]
         into = [self._staging.bytes_of(slot) for slot in slots]
-        fetched = self._store.fetch(load.namespace, keys, self._shape, into)
+        fetched = self._store.fetch(load.namespace, keys, [chunk.places for chunk in chunks], self._shape, into)
         began = time.monotonic()
         good = 0
         while good < len(chunks) and fetched.outcomes[good] == HIT:
