@@ -102,7 +102,7 @@ class Keyer:
             self._mark_media(digests, media)
         digests *= self._factors(parent_depth, blocks)
         digests[:1] += np.uint64(parent_key)  # as an array: wrapping around is meant and must not warn
-        keys: BlockKeys = np.cumsum(digests, dtype=np.uint64)
+        keys: BlockKeys = digests.cumsum(dtype=np.uint64)
         return keys
 
     def _block_digests(self, token_ids: TokenIds, blocks: int, block_size_tokens: int) -> BlockKeys:

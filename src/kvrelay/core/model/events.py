@@ -354,12 +354,8 @@ class WokeUp(Struct, frozen=True):
     """A `WakeAt` that the router asked for is due."""
 
 
-Event = (
-    RequestArrived
-    | AttemptAccepted
-    | FirstTokenSeen
-    | RequestFinished
-    | KvBatch
+RarerEvent = (
+    KvBatch
     | LoadReported
     | ProbeAnswered
     | AttemptFailed
@@ -385,3 +381,6 @@ Event = (
     | EpochRotated
     | DrainStarted
 )
+"""All but those that come with every request."""
+
+Event = RequestArrived | AttemptAccepted | FirstTokenSeen | RequestFinished | RarerEvent

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from kvrelay.core.load.ledger import Ledger
 from kvrelay.core.model.units import RouteReason
 from kvrelay.core.policy.policy import Choice, Field
@@ -24,6 +26,7 @@ class RoundRobin:
 
     def next_slot(self, field: Field) -> int:
         """Advance; a candidate that is missing this time keeps its place in the order."""
-        position = int(field.slots.searchsorted(self._last_slot + 1))
-        self._last_slot = int(field.slots[position if position < len(field.slots) else 0])
+        slots = field.slots.data
+        position = bisect_left(slots, self._last_slot + 1)
+        self._last_slot = slots[position if position < len(slots) else 0]
         return self._last_slot

@@ -49,15 +49,16 @@ class AdmissionQueue:
         self._lanes: dict[
             int, dict[str, dict[str, Waiting]]
         ] = {}  # priority -> tenant (next in turn first) -> requests
-        self._by_id: dict[str, Waiting] = {}
+        self.by_id: dict[str, Waiting] = {}
+        """Who waits; to be looked at."""
         self._freed_at: float | None = None
         self._between_s: float | None = None
 
     def __len__(self) -> int:
-        return len(self._by_id)
+        return len(self.by_id)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._by_id
+        return request_id in self.by_id
 
     @property
     def enabled(self) -> bool:
@@ -65,30 +66,30 @@ class AdmissionQueue:
 
     def change(self, *, depth: int, wait_s: float) -> None:
         """New bounds. Who waits stays, even if more do than may from now on, and waits as long as the others."""
-        for waiting in tuple(self._by_id.values()):
+        for waiting in tuple(self.by_id.values()):
             waits = replace(waiting, deadline=waiting.deadline - self._wait_s + wait_s)
-            self._by_id[waiting.request_id] = waits
+            self.by_id[waiting.request_id] = waits
             self._lanes[waiting.priority][waiting.tenant][waiting.request_id] = waits
         self._depth, self._wait_s = depth, wait_s
 
     def join(self, now: float, request_id: str, *, tenant: str, priority: int) -> Queued | Futile:
         """Take the request in, or say why not and when to come back."""
-        ahead = sum(1 for waiting in self._by_id.values() if waiting.priority >= priority)
+        ahead = sum(1 for waiting in self.by_id.values() if waiting.priority >= priority)
         if self._between_s is not None and ahead * self._between_s > self._wait_s:
             return Futile("queue_too_slow", self._hint_s(ahead))
         displaced = None
-        if len(self._by_id) >= self._depth:
+        if len(self.by_id) >= self._depth:
             displaced = self._least_urgent(below=priority)
             if displaced is None:
                 return Futile("queue_full", self._hint_s(ahead))
             self.leave(displaced)
-        waiting = self._by_id[request_id] = Waiting(request_id, tenant, priority, now + self._wait_s)
+        waiting = self.by_id[request_id] = Waiting(request_id, tenant, priority, now + self._wait_s)
         self._lanes.setdefault(priority, {}).setdefault(tenant, {})[request_id] = waiting
         return Queued(displaced)
 
     def leave(self, request_id: str) -> bool:
         """The request no longer waits, for whatever reason; False if it did not."""
-        waiting = self._by_id.pop(request_id, None)
+        waiting = self.by_id.pop(request_id, None)
         if waiting is None:
             return False
         tenants = self._lanes[waiting.priority]
@@ -102,7 +103,7 @@ class AdmissionQueue:
 
     def served(self, request_id: str) -> None:
         """The request got its place: it leaves, and its tenant's next one queues up behind the other tenants."""
-        waiting = self._by_id[request_id]
+        waiting = self.by_id[request_id]
         self.leave(request_id)
         tenants = self._lanes.get(waiting.priority, {})
         if waiting.tenant in tenants:
@@ -123,14 +124,14 @@ class AdmissionQueue:
     def expired(self, now: float) -> list[str]:
         """Who waited as long as is allowed. All wait equally long at most, so they are the oldest."""
         due = []
-        for request_id, waiting in self._by_id.items():
+        for request_id, waiting in self.by_id.items():
             if waiting.deadline > now:
                 break
             due.append(request_id)
         return due
 
     def next_deadline(self) -> float | None:
-        return next(iter(self._by_id.values())).deadline if self._by_id else None
+        return next(iter(self.by_id.values())).deadline if self.by_id else None
 
     def place_freed(self, now: float) -> None:
         """A request ended somewhere; the pace at which this happens is what waiting times are foretold from."""
@@ -142,7 +143,7 @@ class AdmissionQueue:
 
     def retry_after_s(self) -> float:
         """When a request that comes now would probably find the queue worked off."""
-        return self._hint_s(len(self._by_id))
+        return self._hint_s(len(self.by_id))
 
     def _hint_s(self, ahead: int) -> float:
         expected_s = _SHORTEST_HINT_S if self._between_s is None else ahead * self._between_s
@@ -152,11 +153,11 @@ class AdmissionQueue:
         lowest = min(self._lanes)
         if lowest >= below:
             return None
-        return next(r for r, waiting in reversed(self._by_id.items()) if waiting.priority == lowest)
+        return next(r for r, waiting in reversed(self.by_id.items()) if waiting.priority == lowest)
 
     def check(self) -> None:
         """Assert that lanes and table agree."""
         in_lanes = [r for tenants in self._lanes.values() for requests in tenants.values() for r in requests]
-        assert sorted(in_lanes) == sorted(self._by_id)
+        assert sorted(in_lanes) == sorted(self.by_id)
         assert all(requests for tenants in self._lanes.values() for requests in tenants.values())
-        assert sorted(self.in_turn()) == sorted(self._by_id)
+        assert sorted(self.in_turn()) == sorted(self.by_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 
 from kvrelay.core.index.matches import FEW_SLOTS, ArrayMatches, FewMatches, Matches, match_prompt
@@ -45,7 +47,7 @@ class Decider:
             policy=policy.name,
             field=field,
             choice=choice,
-            at=int(slots.searchsorted(choice.slot)),
+            at=bisect_left(slots.data, choice.slot),  # numpy's own would first make an array of the slot
             chosen_load=self._ledger.slots[choice.slot].kinds(),
             chosen_rate=self._ledger.rates.of(choice.slot),
             claimed_tokens=0 if matches is None else matches.at(choice.slot).reachable(),

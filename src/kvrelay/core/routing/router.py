@@ -50,6 +50,7 @@ from kvrelay.core.model.events import (
     LoadReported,
     PolicyChanged,
     ProbeAnswered,
+    RarerEvent,
     ReplayArrived,
     ReplayUnavailable,
     RequestArrived,
@@ -194,19 +195,22 @@ class Router:
 
     def step(self, now: float, event: Event) -> Effects:
         """Take one event; answer what the host is to do, in order."""
-        effects = self._handle(now, event)
-        return effects + self._serve_waiting(now) if len(self._waiting) else effects
-
-    def _handle(self, now: float, event: Event) -> Effects:
         match event:
             case RequestArrived():
-                return self._admit(now, event)
+                effects = self._admit(now, event)
             case AttemptAccepted():
-                return self._accepted(now, event)
+                effects = self._accepted(now, event)
             case FirstTokenSeen():
-                return self._first_token(now, event)
+                effects = self._first_token(now, event)
             case RequestFinished():
-                return self._finished(now, event)
+                effects = self._finished(now, event)
+            case _:
+                effects = self._handle(now, event)
+        return effects + self._serve_waiting(now) if self._waiting.by_id else effects
+
+    def _handle(self, now: float, event: RarerEvent) -> Effects:
+        """What does not come with every request."""
+        match event:
             case KvBatch():
                 return self._kv_batch(now, event)
             case LoadReported():
@@ -334,7 +338,7 @@ class Router:
             reason=decision.choice.reason,
             continues=continues,
         )
-        effects: Effects = (dispatch, *self._wake(now)) if self._speculative else (dispatch,)
+        effects: Effects = (dispatch, *self._wake_by(self._speculative.get(arrived.request_id)))
         return effects + self._share(now, live.session) if self.settings.has_siblings else effects
 
     def _may_not_move(self, decision: Decision) -> bool:
@@ -449,7 +453,7 @@ class Router:
         if target.approximate is not None:
             actual_blocks = None if hit_tokens is None else hit_tokens // size
             self._keeper.served(now, target, keys, actual_blocks=actual_blocks)
-            return self._wake(now)
+            return self._wake_by(self._keeper.guesses_due)
         if hit_tokens is None or decision.matches is None or _is_batch(live.arrived.prompt, keys, size):
             return ()
         outcome = Outcome(
@@ -895,6 +899,10 @@ class Router:
             at: float | None = now
         else:
             at = self._earliest_deadline()
+        return self._wake_by(at)
+
+    def _wake_by(self, at: float | None) -> Effects:
+        """Where nothing else can have become due earlier."""
         at = self._alarm.set(at)
         return () if at is None else (WakeAt(at),)
 

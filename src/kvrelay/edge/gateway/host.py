@@ -17,6 +17,7 @@ from kvrelay.core.model.effects import (
     BreakOff,
     CancelAttempt,
     Dispatch,
+    Effect,
     Hasten,
     PassThrough,
     Refuse,
@@ -101,9 +102,16 @@ class RouterHost:
             return
         self._stepping = True
         try:
-            self._step(event)
-            while self._pending:
-                self._step(self._pending.popleft())
+            while True:
+                if type(event) is RequestArrived:
+                    effects = self._decide(event)
+                else:
+                    effects = self.router.step(self.clock(), event)
+                for effect in effects:
+                    self._actions[type(effect)](effect)
+                if not self._pending:
+                    break
+                event = self._pending.popleft()
         finally:
             self._stepping = False
 
@@ -121,22 +129,13 @@ class RouterHost:
             wake.cancel()
         self._wakes.clear()
 
-    def _step(self, event: Event) -> None:
-        if type(event) is RequestArrived:
-            self._decide(event)
-            return
-        actions = self._actions
-        for effect in self.router.step(self.clock(), event):
-            actions[type(effect)](effect)
-
-    def _decide(self, arrived: RequestArrived) -> None:
+    def _decide(self, arrived: RequestArrived) -> tuple[Effect, ...]:
         """The step that routes is timed: the figure belongs into the receipt."""
         now_s = self.clock()
         began = time.perf_counter_ns()
         effects = self.router.step(now_s, arrived)
         self.requests[arrived.request_id].decision_us = (time.perf_counter_ns() - began) / 1000
-        for effect in effects:
-            self._actions[type(effect)](effect)
+        return effects
 
     # --- effects -----------------------------------------------------------------------------------------------------
 

@@ -184,6 +184,7 @@ class ServerConnection(asyncio.Protocol):
         self._body_bytes = 0
         self._body_bytes_at_check = 0
         self._url = b""
+        self._version = ""
         self._headers: list[Header] = []
         self._names: list[bytes] = []  # of the headers, in lower case
         self._this_read_bytes = 0
@@ -299,7 +300,9 @@ class ServerConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self._in_body = False
-        if self._last_request_read or self._upgrade_hides_body():
+        if self._last_request_read:
+            return
+        if self._parser.should_upgrade() and self._upgrade_hides_body():
             return
         self._resuming_body = False
         if self._upload is not None:
@@ -311,7 +314,7 @@ class ServerConnection(asyncio.Protocol):
             self,
             method=self._parser.get_method().decode("latin-1"),
             target=_origin_form(self._url),
-            version=self._parser.get_http_version(),
+            version=self._version,
             headers=self._headers,
             body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
             keep_alive=keep_alive,
@@ -395,7 +398,7 @@ class ServerConnection(asyncio.Protocol):
     def _refusal_of_head(self) -> tuple[int, str] | None:
         """What the parser lets through and we do not. On every request's path: set and list operations, no loop."""
         names = self._names
-        version = self._parser.get_http_version()
+        self._version = version = self._parser.get_http_version()
         if self._read_bytes > self.limits.header_bytes and self._head_bytes() > self.limits.header_bytes:
             return 431, f"the request header has more than {self.limits.header_bytes} bytes"
         if version not in ("1.0", "1.1"):
@@ -442,7 +445,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _upgrade_hides_body(self) -> bool:
         """The parser ends a message that asks for an upgrade at its header, body or not; see `_ignore_upgrade`."""
-        if self._resuming_body or not self._parser.should_upgrade():
+        if self._resuming_body:
             return False
         lengths = (b"content-length", b"transfer-encoding")
         self._resuming_body = any(name.lower() in lengths for name, _ in self._headers)

@@ -127,13 +127,13 @@ class Metrics(Collector):
 
     def observe_receipt(self, receipt: Receipt) -> None:
         worker = receipt.chosen_worker or NO_WORKER
-        self.requests.add((worker, receipt.policy, receipt.status.value))
-        self.routed.add((receipt.route_reason.value,))
+        self.requests.add((worker, receipt.policy, receipt.status))
+        self.routed.add((receipt.route_reason,))
         attempts = receipt.attempts
         if len(attempts) != 1 or attempts[0].fault is not None:
             self._observe_attempts(receipt)
         if receipt.fallback_reason is not None:
-            self.fallbacks.add((receipt.fallback_reason.value,))
+            self.fallbacks.add((receipt.fallback_reason,))
         if receipt.spilled_from is not None:
             self.spills.add(())
         if receipt.unscored_because is not None:
