@@ -146,7 +146,7 @@ def test_every_term_of_a_scorer_has_its_words() -> None:
         reachable_tokens=one,
         transfer_ms=None,
         prefill_tokens_per_s=one,
-        load=np.ones((6, 1)),
+        load=np.ones((7, 1)),
         backlog_tokens=one,
         growth_tokens=one,
         foreign_prefill_tokens=1.0,
