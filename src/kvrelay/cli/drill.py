@@ -61,11 +61,15 @@ def list_drills(
 def run(
     names: Annotated[list[str], typer.Argument(metavar="NAME...|all", help="Which drills; `all` for every one.")],
     fleet: Annotated[
-        str, typer.Option(metavar="simulated|mock", help="Virtual time, or mock processes.")
+        str, typer.Option(metavar="simulated|mock|FILE", help="Virtual time, mock processes, or a fleet of your own.")
     ] = "simulated",
     router_command: Annotated[
         str | None,
         typer.Option(metavar="COMMAND", help="Another router before the mock workers; {port} and {workers} are set."),
+    ] = None,
+    confirm: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WORKER=PID|UID", help="With --fleet FILE: this target is staging and may be broken."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of a simulated fleet's draws.")] = 1,
     out: Annotated[
@@ -82,7 +86,7 @@ def run(
     from kvrelay.lab.drills.run import run_drill
 
     chosen = _chosen(names)
-    make = _fleet(fleet, router_command, seed, out)
+    make = _fleet(fleet, router_command, confirm or [], seed, out)
     worst = "pass"
     for each in chosen:
         messages.say(words.begun(each.name, each.title))
@@ -105,7 +109,9 @@ def _chosen(names: list[str]) -> list[Drill]:
     return [drills[name] for name in names]
 
 
-def _fleet(fleet: str, router_command: str | None, seed: int, out: Path | None) -> Callable[[Drill], Fleet]:
+def _fleet(
+    fleet: str, router_command: str | None, confirm: list[str], seed: int, out: Path | None
+) -> Callable[[Drill], Fleet]:
     if fleet == "simulated":
         from kvrelay.lab.drills.fleets.simulated import SimulatedFleet
 
@@ -120,7 +126,20 @@ def _fleet(fleet: str, router_command: str | None, seed: int, out: Path | None) 
             front=None if router_command is None else OtherRouter(router_command),
             folder=None if folder is None else folder / drill.name,
         )
-    return messages.fail(messages.unknown_name("fleet", fleet, ["simulated", "mock"], source="`--fleet`"))
+    return _attached(fleet, confirm, out)
+
+
+def _attached(fleet: str, confirm: list[str], out: Path | None) -> Callable[[Drill], Fleet]:
+    from kvrelay.cli.messages import drill as words
+    from kvrelay.lab.drills.fleets.attached import AttachedFleet, Unconfirmed, UnusableFleet, read_fleet
+
+    try:
+        target = read_fleet(Path(fleet), confirm)
+    except Unconfirmed as refusal:
+        messages.fail(words.unconfirmed(f"`{fleet}`", refusal.targets))
+    except UnusableFleet as problem:
+        messages.fail(words.unusable_fleet(f"`{fleet}` (from `--fleet`)", str(problem)))
+    return lambda drill: AttachedFleet(drill, target, folder=None if out is None else out / "fleets" / drill.name)
 
 
 def _show(drill: Drill, result: DrillResult, *, out: Path | None, json: bool, in_full: bool) -> None:

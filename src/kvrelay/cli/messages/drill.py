@@ -25,6 +25,19 @@ def pages_written(out: str) -> str:
     return f"pages and evidence: {out}"
 
 
+def unusable_fleet(source: str, problem: str) -> str:
+    return f"error: no drill is run on the fleet of {source}: {problem}"
+
+
+def unconfirmed(source: str, targets: list[str]) -> str:
+    listed = "\n".join(f"  {target}" for target in targets)
+    return (
+        f"error: a drill breaks what it is pointed at, and {source} is not confirmed as a staging fleet\n"
+        f"it would strike:\n{listed}\n"
+        "hint: confirm each of them: " + " ".join(f"--confirm {target}" for target in targets)
+    )
+
+
 def fuzzing(first: int, seeds: int, jobs: int) -> str:
     return f"seeds {first} to {first + seeds - 1}, {jobs} {'process' if jobs == 1 else 'processes'}"
 

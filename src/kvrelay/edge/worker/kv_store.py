@@ -27,6 +27,10 @@ from kvrelay.edge.worker.spec import MockSpec
 log = logging.getLogger("kvrelay.mock")
 
 
+class LoadRefused(Exception):
+    """The store could not answer, and the failure policy is `fail`: the request is not to be computed instead."""
+
+
 class Loaded(Struct, frozen=True):
     """What one load brought. `skipped_because`: the plan was not followed, and why."""
 
@@ -39,7 +43,7 @@ class Loaded(Struct, frozen=True):
 def own_contract(spec: MockSpec) -> Contract:
     """What this worker's payloads depend on, with the members that the spec sets otherwise."""
     own = {
-        "model_revision": spec.model,
+        "model_revision": spec.engine_settings().model,
         "weight_quantization": "none",
         "tokenizer_hash": f"mock-{spec.vocab_size}",
         "chat_template_version": "mock",
@@ -67,7 +71,9 @@ class WorkerStore:
         self.contract = own_contract(spec)
         self._digest = self.contract.digest()
         self._chunk_blocks, self._block_tokens = spec.store_chunk_blocks, spec.block_size_tokens
-        self._store = TieredStore.open(StoreConfig.from_mapping(spec.store, source="--store"))
+        config = StoreConfig.from_mapping(spec.store, source="--store")
+        self._fails = config.failure_policy == "fail"
+        self._store = TieredStore.open(config)
         self._store.announce_contract(self.contract)
         self._shape = ChunkShape(
             tokens=self._chunk_blocks * self._block_tokens,
@@ -80,16 +86,20 @@ class WorkerStore:
         self.last = Loaded()
 
     async def load(self, request: EngineRequest, *, cached_blocks: int) -> BlocksLoaded | None:
-        """The payloads of the leading chunks, unless what is cached here reaches as far."""
+        """The payloads of the leading chunks, unless what is cached here reaches as far. Raises LoadRefused."""
         try:
             keys = self._keys(request.token_ids, request)
             plan = await asyncio.wrap_future(self._store.lookup_async(self._namespace(request), keys, self._shape))
+            if self._fails and plan.unasked:
+                raise LoadRefused(f"no answer from {', '.join(plan.unasked)}")
             if plan.tokens <= cached_blocks * self._block_tokens:
                 return None
             if not plan.fetch:
                 self.last = Loaded(skipped_because=plan.reason)
                 return None
             return await self._fetch(plan, request)
+        except LoadRefused:
+            raise
         except Exception:
             log.exception("loading from the store failed; the prompt is computed")
             return None
@@ -131,6 +141,8 @@ class WorkerStore:
         buffers = [bytearray(self._shape.payload_bytes) for _ in plan.keys]
         views = [memoryview(buffer) for buffer in buffers]
         fetched = await asyncio.wrap_future(self._store.fetch_async(plan, views))
+        if fetched.failed:
+            raise LoadRefused(", ".join(dict.fromkeys(outcome.value for outcome in fetched.outcomes)))
         usable = b"".join(buffers[: fetched.leading_hits])
         payloads = [usable[at : at + PAYLOAD_BYTES] for at in range(0, len(usable), PAYLOAD_BYTES)]
         tokens = len(payloads) * self._block_tokens

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvrelay.core.engine.engine import Engine, Finished, PublishBatch
 from kvrelay.core.engine.sequence import EngineRequest
 from kvrelay.edge.http.server import Exchange, HttpServer, start_server
+from kvrelay.edge.worker.answers import RequestError, respond_error
 from kvrelay.edge.worker.api import Api
 from kvrelay.edge.worker.engine_host import EngineHost, TokenListener
 from kvrelay.edge.worker.faults import Fault, FaultBook, parse_fault
@@ -110,11 +111,11 @@ class Worker:
         self.replies[serial] = reply
         exchange.on_gone = partial(self._client_left, serial, reply, client_id)
         requests = self._engine_requests(serial, reply)
-        reply.begin()
         if self._store is None:
+            reply.begin()
             self._submit(requests, reply)
         else:
-            self._keep(self._load_and_submit(serial, requests, reply, self._store))
+            self._keep(self._load_and_submit(serial, exchange, requests, reply, self._store))
 
     def _submit(self, requests: list[EngineRequest], reply: TokenListener) -> None:
         for request in requests:
@@ -122,17 +123,23 @@ class Worker:
             self.host.submit(request, reply)
 
     async def _load_and_submit(
-        self, serial: int, requests: list[EngineRequest], reply: Reply, store: WorkerStore
+        self, serial: int, exchange: Exchange, requests: list[EngineRequest], reply: Reply, store: WorkerStore
     ) -> None:
         """Bring what the shared store has of each prompt, then do as without it, unless the client has left."""
+        from kvrelay.edge.worker.kv_store import LoadRefused, StoringReply
+
         for request in requests:
             held = self.host.engine.payloads(request.token_ids, adapter=request.adapter, salt=request.salt)
-            loaded = await store.load(request, cached_blocks=len(held))
+            try:
+                loaded = await store.load(request, cached_blocks=len(held))
+            except LoadRefused as refusal:
+                if self.replies.pop(serial, None) is not None:
+                    respond_error(exchange, RequestError(500, f"KV load failed: {refusal}"))
+                return
             if loaded is not None:
                 self.host.blocks_loaded(loaded)
         if serial in self.replies:
-            from kvrelay.edge.worker.kv_store import StoringReply
-
+            reply.begin()
             self._submit(requests, StoringReply(reply, requests, partial(self._share, store)))
 
     def _share(self, store: WorkerStore, request: EngineRequest, finished: Finished) -> None:

@@ -6,6 +6,8 @@ is the worker that took the last turn of the session, `struck` the one that an a
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from kvrelay.core.model.units import Trigger
@@ -129,6 +131,33 @@ class SilenceReplay(Action, frozen=True):
 
 class MendEvents(Action, frozen=True):
     worker: str
+
+
+# --- the shared tier -------------------------------------------------------------------------------------------------
+
+
+class StoreDown(Action, frozen=True):
+    """`refuse`: nobody listens there. `stall`: it accepts and never answers."""
+
+    how: Literal["refuse", "stall"] = "refuse"
+
+
+class StoreUp(Action, frozen=True):
+    """Within reach again, and its objects whole."""
+
+
+class SpoilStore(Action, frozen=True):
+    """What is read from now on: `truncated` and `damaged` objects, or `phantom` ones, which are known and not there."""
+
+    how: Literal["truncated", "damaged", "phantom"]
+
+
+class WipeStore(Action, frozen=True):
+    """All that it had is gone, its index too, as after a restart without its disk."""
+
+
+class CountReads(Action, frozen=True):
+    """What the history says of reads is counted from here."""
 
 
 # --- the gateway -----------------------------------------------------------------------------------------------------

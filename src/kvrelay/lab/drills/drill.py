@@ -75,6 +75,13 @@ class WorkerPlan(Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
 
 
+class StorePlan(Struct, frozen=True, kw_only=True):
+    """A tier that all workers share. `below`: a slower one under it, on disk, that a drill leaves alone."""
+
+    failure_policy: Literal["recompute", "fail", "fallback"] = "recompute"
+    below: bool = False
+
+
 class Setup(Struct, frozen=True, kw_only=True):
     """The fleet that a drill wants. Fleets that are given (attached) are taken as they are."""
 
@@ -89,6 +96,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     prefill_tokens_per_s: float = 50_000.0
     decode_ms: float = 1.0
     receipts_on_full_disk: bool = False
+    store: StorePlan | None = None
 
 
 def workers(count: int, *, prefix: str = "w", **members: object) -> tuple[WorkerPlan, ...]:

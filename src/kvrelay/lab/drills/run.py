@@ -33,20 +33,20 @@ class DrillResult(Struct, frozen=True, kw_only=True):
 
 async def run_drill(drill: Drill, fleet: Callable[[Drill], Fleet]) -> DrillResult:
     """`fleet` makes a fresh fleet for the drill. What cannot be done there makes all of it unknown."""
-    async with fleet(drill) as running:
-        try:
+    running = fleet(drill)
+    try:
+        async with running:
             await _carry_out(drill, running)
-        except CannotDo as reason:
-            return DrillResult(
-                drill=drill.name,
-                fleet=running.kind,
-                verdict="unknown",
-                promises=(),
-                history=running.history,
-                cannot=str(reason),
-            )
-        history, kind = running.history, running.kind
-    return judge(drill, kind, history)
+    except CannotDo as reason:
+        return DrillResult(
+            drill=drill.name,
+            fleet=running.kind,
+            verdict="unknown",
+            promises=(),
+            history=running.history,
+            cannot=str(reason),
+        )
+    return judge(drill, running.kind, running.history)
 
 
 def judge(drill: Drill, fleet: str, history: History) -> DrillResult:

@@ -21,7 +21,9 @@ class Front(Protocol):
     """Valid from `start` to `stop`, which ends it in whatever state it is."""
 
     name: str
-    url: str
+
+    @property
+    def url(self) -> str: ...
 
     async def start(self, setup: Setup, processes: Processes, folder: Path) -> None:
         """Returns when it uses all workers."""

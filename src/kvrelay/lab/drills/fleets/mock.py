@@ -22,6 +22,7 @@ from kvrelay.lab.drills.fleets.client import Seen, complete
 from kvrelay.lab.drills.fleets.front import Front
 from kvrelay.lab.drills.fleets.our_gateway import OurGateway
 from kvrelay.lab.drills.fleets.processes import Process, Processes, shuffle_script
+from kvrelay.lab.drills.fleets.shared_store import SharedStore
 from kvrelay.lab.drills.fleets.targets import resolve
 from kvrelay.lab.drills.history import Deed, Held, History, Outcome, Settled
 from kvrelay.lab.drills.prompts import Text
@@ -39,6 +40,7 @@ class MockProcessFleet:
 
     def __init__(self, drill: Drill, *, front: Front | None = None, folder: Path | None = None) -> None:
         self._setup = drill.setup
+        self.model = MODEL
         self._front = front or OurGateway()
         self._processes = Processes(drill.setup)
         self._given = folder
@@ -55,6 +57,9 @@ class MockProcessFleet:
         folder.mkdir(parents=True, exist_ok=True)
         self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         try:
+            if self._setup.store is not None:
+                self._processes.store = SharedStore(self._setup.store, folder)
+                await self._processes.store.start()
             await self._processes.add(self._setup.workers)
             self._note_lives()
             await self._front.start(self._setup, self._processes, folder)
@@ -69,6 +74,8 @@ class MockProcessFleet:
     ) -> None:
         await self._front.stop()
         await self._processes.stop()
+        if self._processes.store is not None:
+            await self._processes.store.stop()
         await self._http.close()
         self._temporary.cleanup()
 
@@ -98,7 +105,7 @@ class MockProcessFleet:
 
     async def _client(self, begins_s: float, turn: Turn) -> Seen:
         await asyncio.sleep(max(0.0, begins_s + turn.at_s - self.now_s))
-        return await complete(self._http, self._front.url, turn, MODEL)
+        return await complete(self._http, self._front.url, turn, self.model)
 
     async def _blow(self, at_s: float, action: act.Action) -> None:
         await asyncio.sleep(max(0.0, at_s - self.now_s))
@@ -173,6 +180,8 @@ class MockProcessFleet:
         match action:
             case act.RestartGateway():
                 await self._front.restart()
+            case act.StoreDown() | act.StoreUp() | act.SpoilStore() | act.WipeStore() | act.CountReads():
+                self._strike_store(action)
             case act.Pause():
                 await self._front.pause(action.seconds)
             case act.AddWorker():
@@ -189,6 +198,23 @@ class MockProcessFleet:
                 await self._strike(action, process)
             case _:
                 await self._front.do(action)
+
+    def _strike_store(self, action: act.Action) -> None:
+        store = self._processes.store
+        if store is None:
+            raise CannotDo("this drill's workers share no store")
+        match action:
+            case act.StoreDown(how):
+                store.network.do("refuse; reset" if how == "refuse" else "stall")
+            case act.StoreUp():
+                store.network.do("clear")
+                store.content.how = None
+            case act.SpoilStore(how):
+                store.content.how = how
+            case act.WipeStore():
+                store.content.wipe()
+            case act.CountReads():
+                store.content.begin_counting()
 
     async def _strike(self, action: act.Action, process: Process) -> None:
         running, network, events = process.running, process.network, process.events
@@ -263,7 +289,8 @@ class MockProcessFleet:
             for name, process in self._processes.by_name.items():
                 real = await self._real(process, text, salt)
                 held.append(Held(text=number, worker=name, claimed=claims.get(name), real=real))
-        self.history.views.append(replace(view, held=tuple(held)))
+        store = None if self._processes.store is None else self._processes.store.figures()
+        self.history.views.append(replace(view, held=tuple(held), store=store))
 
     async def _real(self, process: Process, text: Text, salt: str | None) -> int | None:
         if not process.running.alive or process.frozen:

@@ -33,7 +33,8 @@ class _Recent(msgspec.Struct):
 class OurGateway:
     name = "kvrelay"
 
-    def __init__(self) -> None:
+    def __init__(self, *, model: str = MODEL) -> None:
+        self._model = model
         self._process: GatewayProcess | None = None
         self._lives = 0
 
@@ -103,7 +104,7 @@ class OurGateway:
 
     async def add(self, name: str, process: Process) -> None:
         events, replay = process.events.events, process.events.replay
-        members = {"name": name, "url": process.url, "events": events, "replay": replay, "adapter": "mock"}
+        members = {"name": name, "url": process.url, "events": events, "replay": replay, "adapter": process.adapter}
         await self._admin.call("POST", "/admin/workers", members)
 
     async def remove(self, name: str) -> None:
@@ -123,7 +124,7 @@ class OurGateway:
         return await self._admin.view(label, at_s)
 
     async def claims(self, text: Text) -> dict[str, int] | None:
-        return await self._admin.claims(text, MODEL)
+        return await self._admin.claims(text, self._model)
 
     async def salt(self) -> str | None:
         return await self._admin.salt()

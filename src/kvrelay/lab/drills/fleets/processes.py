@@ -12,6 +12,7 @@ from kvrelay.edge.chaos.tcp import TcpProxy
 from kvrelay.edge.worker.launch import RunningWorker, start_workers, stop_workers
 from kvrelay.edge.worker.spec import MockSpec
 from kvrelay.lab.drills.drill import Setup, WorkerPlan
+from kvrelay.lab.drills.fleets.shared_store import CHUNK_BLOCKS, SharedStore
 from kvrelay.lab.drills.reference import MODEL
 
 SHUFFLED_BATCHES = 400
@@ -26,6 +27,7 @@ class Process:
         self.events = events
         self.plan = plan
         self.frozen = False
+        self.adapter = "mock"
 
     @property
     def url(self) -> str:
@@ -45,6 +47,7 @@ class Processes:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
+        self.store: SharedStore | None = None
         self.by_name: dict[str, Process] = {}
         self._ended: list[RunningWorker] = []
 
@@ -94,6 +97,8 @@ class Processes:
             prefill_tokens_per_s=self._setup.prefill_tokens_per_s,
             decode_ms=self._setup.decode_ms,
             drain_s=10.0,
+            store=None if self.store is None else self.store.options(),
+            store_chunk_blocks=CHUNK_BLOCKS,
         )
 
 
@@ -129,7 +134,7 @@ def gateway_config(setup: Setup, processes: Processes, folder: Path, *, interval
         *ttl,
     ]
     for name, process in processes.by_name.items():
-        lines += ["[[workers]]", f'name = "{name}"', f'url = "{process.url}"', 'adapter = "mock"']
+        lines += ["[[workers]]", f'name = "{name}"', f'url = "{process.url}"', f'adapter = "{process.adapter}"']
         lines += [f'events = "{process.events.events}"', f'replay = "{process.events.replay}"']
         lines += [f"max_active_requests = {process.plan.max_active_requests}"]
     return "\n".join(lines) + "\n"

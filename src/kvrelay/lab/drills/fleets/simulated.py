@@ -67,6 +67,8 @@ class SimulatedFleet:
         self._logged = 0
 
     async def __aenter__(self) -> Self:
+        if self._setup.store is not None:
+            raise CannotDo("simulated workers share no store; run it on mock processes")
         self.world.run(until_s=2 * INTERVAL_S)
         return self
 

@@ -95,7 +95,7 @@ WORKER_HITS: dict[str, tuple[int, Callable[[random.Random], float]]] = {
     "remove": (1, lambda chance: 0.0),
     "resync": (1, lambda chance: 0.0),
     "unheard": (1, lambda chance: 0.0),
-    "stale_batch": (3, lambda chance: 0.0),
+    "stale_batch": (4, lambda chance: 0.0),
 }
 GATEWAY_HITS: dict[str, tuple[int, Callable[[random.Random], float]]] = {
     "restart_gateway": (1, lambda chance: 0.0),

@@ -4,7 +4,7 @@
 - attempts count up from 1 to the limit, never twice on one worker, and never anew after the first token was relayed,
   unless the attempt continues the stream;
 - a claim is never invented: whatever the router believes to lie on a life of a worker was published by that very life,
-  under the same tenant, adapter and epoch;
+  under the same tenant, adapter and epoch; after a reset through the gateway nothing is;
 - nobody is sent to a worker that is drained, or of a past epoch;
 - what grows has its bound, and time goes on.
 """
@@ -21,6 +21,7 @@ from kvrelay.core.model.events import (
     Event,
     FirstTokenSeen,
     RequestArrived,
+    ResidencyReset,
     WorkerDrained,
     WorkerJoined,
     WorkerLeft,
@@ -89,6 +90,8 @@ class Watchman:
                     self._must_be_open(effect.request_id, type(effect).__name__)
                 case _:
                     pass
+        if isinstance(event, ResidencyReset) and not event.replay:
+            self._is_empty(router, event.name)
         if isinstance(event, FirstTokenSeen) and event.request_id in self._open:
             self._begun.add(event.request_id)
         if self.steps % CHECK_EVERY == 0:
@@ -104,6 +107,12 @@ class Watchman:
                 self._retired.discard(worker.name)
             case _:
                 pass
+
+    def _is_empty(self, router: Router, name: str) -> None:
+        """Who resets a cache through us may rely on it at once, not when the worker's own event comes."""
+        for worker in router.status(self._now_s).workers:
+            blocks = sum(worker.targets[0].index_blocks.values()) if worker.name == name else 0
+            _hold(not blocks, f"{blocks} blocks of {name} are believed right after its cache was reset")
 
     def look_at(self, router: Router) -> None:
         """All of the router's own invariants, and its bounds."""

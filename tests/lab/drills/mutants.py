@@ -1,0 +1,239 @@
+"""Defects to plant, one at a time, and the check that must find each: the fuzz within so many seeds, or a drill.
+
+Each takes away or turns round one thing that the code does on purpose. They say how sharp the drills are: a defect that
+nobody here finds would not be found in a change either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from kvrelay.core.index.in_flight import InFlight
+from kvrelay.core.index.residency import Applied, Residency
+from kvrelay.core.index.sequence import Apply, AskReplay, Sequence
+from kvrelay.core.load.ledger import Ledger
+from kvrelay.core.model.events import ClientLeft, KvBatch
+from kvrelay.core.model.units import Fault
+from kvrelay.core.routing import fleet as fleet_module
+from kvrelay.core.routing.admission import AdmissionQueue
+from kvrelay.core.routing.affinity import Affinity
+from kvrelay.core.routing.epochs import Epochs
+from kvrelay.core.routing.fleet import FleetView
+from kvrelay.core.routing.health import Change, Health
+from kvrelay.core.routing.keeper import Keeper
+from kvrelay.core.routing.retry import Retry
+from kvrelay.core.routing.router import Router
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+FUZZ = "fuzz"
+
+
+class Mutant(NamedTuple):
+    """`caught_by`: `fuzz`, or the name of a drill."""
+
+    name: str
+    plant: Plant
+    caught_by: str = FUZZ
+    seed: int = -1  # the first of the fuzz that finds it
+
+
+def _replacing(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
+    """`make` gets what is there and answers what takes its place."""
+    return lambda patch: patch.setattr(owner, name, make(getattr(owner, name)))
+
+
+def _always(answer: Any) -> Callable[[Any], Any]:
+    return lambda right: lambda *args, **more: answer
+
+
+# --- what lies where -------------------------------------------------------------------------------------------------
+
+
+def _keeps_blocks(right: Any) -> Any:
+    def drop(self: Residency, slot: int) -> None:
+        self._free_slots.append(slot)  # and its place with all its blocks goes to the next one
+
+    return drop
+
+
+def _seats_where_it_was(right: Any) -> Any:
+    def seat(self: Residency, slot: int, block_size_tokens: int) -> None:
+        if slot not in self._holders:
+            right(self, slot, block_size_tokens)
+
+    return seat
+
+
+def _dead_workers_blocks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Residency, "drop_holder", _keeps_blocks(None))
+    patch.setattr(Residency, "_seat", _seats_where_it_was(Residency._seat))
+
+
+def _takes_all(right: Any) -> Any:
+    def offer(self: Sequence, batch: KvBatch) -> Any:
+        self.next_seq = batch.seq + 1
+        self._whole = True
+        return (Apply(batch),)
+
+    return offer
+
+
+def _takes_twice(right: Any) -> Any:
+    return lambda self, batch: (Apply(batch),) if batch.seq < self.next_seq else right(self, batch)
+
+
+def _skips_silently(right: Any) -> Any:
+    def lose(self: Sequence, seq: int) -> Any:
+        self.next_seq = seq
+        return AskReplay(seq)  # in place of emptying what is no longer known
+
+    return lose
+
+
+def _any_life(right: Any) -> Any:
+    def target(self: FleetView, worker: Any, rank: int) -> Any:
+        known = self.workers.get(worker.name)
+        return None if known is None else known.targets[rank]
+
+    return target
+
+
+def _without(event_member: str) -> Callable[[Any], Any]:
+    def make(right: Any) -> Any:
+        def store(self: Residency, holder: Any, event: Any) -> Applied:
+            return right(self, holder, msgspec.structs.replace(event, **{event_member: None}))
+
+        return store
+
+    return make
+
+
+def _no_reset(right: Any) -> Any:
+    return lambda self, now, target, *, replay: right(self, now, target, replay=replay) if replay else ()
+
+
+def _orphans_without_bound(right: Any) -> Any:
+    def orphan(self: Residency, holder: Any, event: Any, parent: int) -> Applied:
+        self._max_orphan_blocks = 10**9
+        return right(self, holder, event, parent)
+
+    return orphan
+
+
+# --- books -----------------------------------------------------------------------------------------------------------
+
+
+def _leaks_on_abort(right: Any) -> Any:
+    def left(self: Router, now: float, event: ClientLeft) -> Any:
+        settle, self._ledger.settle = self._ledger.settle, lambda now, request_id: False  # type: ignore[method-assign]
+        try:
+            return right(self, now, event)
+        finally:
+            self._ledger.settle = settle  # type: ignore[method-assign]
+
+    return left
+
+
+def _twice(right: Any) -> Any:
+    return lambda self, now, event: (
+        lambda effects: effects + tuple(e for e in effects if "Receipt" in type(e).__name__)
+    )(right(self, now, event))
+
+
+def _no_receipt(right: Any) -> Any:
+    return lambda self, now, live, reason, **more: right(self, now, live, reason, **more)[:1]
+
+
+# --- attempts --------------------------------------------------------------------------------------------------------
+
+
+def _again_after_first_byte(right: Any) -> Any:
+    def failed(self: Router, now: float, event: Any) -> Any:
+        return right(self, now, msgspec.structs.replace(event, relayed=False, rest=None))
+
+    return failed
+
+
+def _one_more(right: Any) -> Any:
+    return lambda self, now, *, attempts_made, **more: right(self, now, attempts_made=attempts_made - 1, **more)
+
+
+def _forgets_who_was_tried(right: Any) -> Any:
+    return lambda self, now, model, ledger, without: right(self, now, model, ledger, frozenset())
+
+
+def _blames_for_back_pressure(right: Any) -> Any:
+    def failed(self: Health, now: float, request_id: str, fault: Fault) -> Change:
+        return right(self, now, request_id, Fault.CONNECT if fault is Fault.BACK_PRESSURE else fault)
+
+    return failed
+
+
+def _never_up_again(right: Any) -> Any:
+    return lambda self, ok: right(self, ok and self.up)
+
+
+def _for_ever(right: Any) -> Any:
+    def wait(self: Health, now: float) -> None:
+        self._suspended_until = now + 1e9
+
+    return wait
+
+
+# --- sessions and epochs -----------------------------------------------------------------------------------------------
+
+
+def _closes_nothing(right: Any) -> Any:
+    return lambda self, session_id: False
+
+
+def _rounds_otherwise(right: Any) -> Any:
+    def expired(self: Affinity, now: float, session: Any) -> bool:
+        return self._ttl_s is None or (session.turns == 0 and now - session.idle_since >= self._ttl_s)
+
+    return expired
+
+
+MUTANTS = (
+    Mutant("a dead worker's blocks are kept", _dead_workers_blocks),
+    Mutant("events are applied before the missing ones are replayed", _replacing(Sequence, "offer", _takes_all)),
+    Mutant("an event that comes twice counts twice", _replacing(Sequence, "offer", _takes_twice)),
+    Mutant("what cannot be replayed is forgotten", _replacing(Sequence, "_lose_until", _skips_silently)),
+    Mutant("events of a former life count", _replacing(FleetView, "target", _any_life)),
+    Mutant("removed blocks stay", _replacing(Residency, "_remove", _always(Applied()))),
+    Mutant("a cleared cache stays", _replacing(Residency, "_clear", _always(Applied()))),
+    Mutant("a reset through us is not noted", _replacing(Keeper, "reset", _no_reset)),
+    Mutant("the salt of stored blocks is ignored", _replacing(Residency, "_store", _without("salt"))),
+    Mutant("the adapter of stored blocks is ignored", _replacing(Residency, "_store", _without("adapter"))),
+    Mutant("prompts in flight are never let go", _replacing(InFlight, "discard", _always(None))),
+    Mutant("load leaks when clients leave", _replacing(Router, "_client_left", _leaks_on_abort)),
+    Mutant("load is never taken back", _replacing(Ledger, "settle", _always(False))),
+    Mutant("two receipts for one request", _replacing(Router, "_finished", _twice)),
+    Mutant("no receipt for who is refused", _replacing(Router, "_refuse", _no_receipt)),
+    Mutant("sent again after the first byte", _replacing(Router, "_failed", _again_after_first_byte)),
+    Mutant("one attempt too many", _replacing(Retry, "hindrance", _one_more)),
+    Mutant("retried where it failed", _replacing(FleetView, "candidates", _forgets_who_was_tried)),
+    Mutant("who waits in vain stays in the queue", _replacing(AdmissionQueue, "expired", _always([]))),
+    Mutant("a worker that was down stays down", _replacing(Health, "probed", _never_up_again)),
+    Mutant("a suspended worker stays suspended", _replacing(Health, "_wait", _for_ever)),
+    Mutant(
+        "a full worker is taken for a dead one", _replacing(Health, "failed", _blames_for_back_pressure), "overload"
+    ),
+    Mutant("drained workers go on", _replacing(fleet_module.Worker, "leaving", lambda right: False)),
+    Mutant("the epoch is written down and not used", _replacing(Epochs, "salted", lambda right: lambda s, t, tag: t)),
+    Mutant("the epoch is ignored", _replacing(Epochs, "tag", _always("0")), "rotation-template"),
+    Mutant("old workers are not retired", _replacing(Epochs, "outdated", _always(())), "rotation-revision"),
+    Mutant("a closed session goes on", _replacing(Affinity, "close", _closes_nothing)),
+    Mutant(
+        "a session's end is rounded another way than its timer", _replacing(Affinity, "_expired", _rounds_otherwise)
+    ),
+    Mutant("timers are not asked for", _replacing(Router, "_wake", _always(()))),
+    Mutant("who was slow is never tried again", _replacing(Ledger, "forget_old_rate", _always(None)), "slow-network"),
+    Mutant("orphans have no bound", _replacing(Residency, "_orphan", _orphans_without_bound)),
+    Mutant("lost tails are not looked for", _replacing(Keeper, "compare", _always(())), "gap-tail"),
+    Mutant("the replay is not asked for", _replacing(Sequence, "_ask", _always(())), "gap-inner"),
+)

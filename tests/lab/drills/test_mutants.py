@@ -1,0 +1,39 @@
+"""Every planted defect is found by the check that is named for it; the whole search is in the long suite."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.lab.drills.mutants import FUZZ, MUTANTS, Mutant
+
+from kvrelay.lab.drills.catalog import ALL
+from kvrelay.lab.drills.fleets.simulated import SimulatedFleet
+from kvrelay.lab.drills.fuzz.play import play
+from kvrelay.lab.drills.fuzz.schedule import schedule_of
+from kvrelay.lab.drills.run import run_drill
+
+SEARCHED = 200
+
+
+def is_caught(mutant: Mutant, seed: int) -> bool:
+    """By its drill, or by this seed of the fuzz. A defect that stops the drill itself is found as well."""
+    if mutant.caught_by == FUZZ:
+        return play(schedule_of(seed)) is not None
+    try:
+        return asyncio.run(run_drill(ALL[mutant.caught_by], SimulatedFleet)).verdict == "fail"
+    except (AssertionError, LookupError):
+        return True
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_the_defect_is_found_by_its_check(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    if mutant.caught_by == FUZZ:
+        assert mutant.seed < SEARCHED
+        assert play(schedule_of(mutant.seed)) is None, "the seed fails without any defect"
+    mutant.plant(monkeypatch)
+    assert is_caught(mutant, mutant.seed)
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(MUTANTS) >= 20 and len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
