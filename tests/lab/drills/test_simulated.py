@@ -13,6 +13,8 @@ from kvrelay.lab.drills.fleets.simulated import SimulatedFleet
 from kvrelay.lab.drills.history import History, View
 from kvrelay.lab.drills.run import DrillResult, judge, run_drill
 
+SIMULATED = {name: drill for name, drill in ALL.items() if drill.setup.store is None}
+
 
 def play(drill: Drill, seed: int = 1) -> DrillResult:
     return asyncio.run(run_drill(drill, lambda each: SimulatedFleet(each, seed=seed)))
@@ -22,7 +24,7 @@ def play(drill: Drill, seed: int = 1) -> DrillResult:
     "DR-01", "DR-02", "DR-03", "DR-04", "DR-05", "DR-06", "DR-07", "DR-08", "DR-11", "DR-12", "DR-13", "DR-15",
     "OP-04", "RT-22", "SG-19", "SG-20", "SG-22",
 )  # fmt: skip
-@pytest.mark.parametrize("drill", ALL.values(), ids=list(ALL))
+@pytest.mark.parametrize("drill", SIMULATED.values(), ids=list(SIMULATED))
 def test_the_drill_passes(drill: Drill) -> None:
     result = play(drill)
     assert [each for each in result.promises if each.verdict != "pass"] == []
