@@ -46,9 +46,9 @@ def _requests(gateway_core: int, other_core: int) -> list[Figure]:
     figures = []
     for policy, limit_us, kind, payloads in (
         ("round_robin", 70.0, ["--plain"], _texts),
-        ("cache_load", 130.0, [], _completions),
+        ("cache_load", 130.0, [], completions),
     ):
-        with pinned([*_upstream(CHUNK_MS), *kind], core=other_core) as workers:
+        with pinned([*upstream_arguments(CHUNK_MS), *kind], core=other_core) as workers:
             straight = drive_all(workers.ready[0], payloads(REQUESTS))
             with pinned([*BARE, workers.ready[0]], core=gateway_core) as bare:
                 drive_all(bare.ready["url"], payloads(WARM_UP))
@@ -83,7 +83,7 @@ def _chunks(gateway_core: int, other_core: int) -> list[Figure]:
     """As fast as it goes, which has the limit, and at the pace of a model, where each chunk wakes the gateway up."""
     figures = []
     for pace, chunk_ms, limit_us in (("as fast as it goes", 0.0, 8.0), (f"every {CHUNK_MS:g} ms", CHUNK_MS, None)):
-        with pinned(_upstream(chunk_ms), core=other_core) as workers:
+        with pinned(upstream_arguments(chunk_ms), core=other_core) as workers:
             straight = drive_all(workers.ready[0], _streams(STREAMS), connections=STREAMS)
             with pinned([*BARE, workers.ready[0]], core=gateway_core) as bare:
                 bare_s, bare_load = _measured(bare, _streams(STREAMS * 2), STREAMS)
@@ -107,7 +107,7 @@ def _chunks(gateway_core: int, other_core: int) -> list[Figure]:
     return figures
 
 
-def _upstream(chunk_ms: float) -> list[str]:
+def upstream_arguments(chunk_ms: float) -> list[str]:
     return ["-m", "bench.rig.upstream", "--stream-chunks", str(STREAM_CHUNKS), "--chunk-ms", str(chunk_ms)]
 
 
@@ -123,7 +123,7 @@ def drive_all(url: str, payloads: Iterator[bytes], connections: int = CONNECTION
         return runner.run(drive(url, payloads, connections=connections))
 
 
-def _completions(count: int) -> Iterator[bytes]:
+def completions(count: int) -> Iterator[bytes]:
     """Sessions that grow from shared heads, so that cache_load finds partial matches."""
     chance = random.Random(11)
     heads = [[chance.randrange(100_000) for _ in range(PROMPT_TOKENS // 2)] for _ in range(64)]

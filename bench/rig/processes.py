@@ -8,7 +8,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,19 +25,38 @@ class Pinned:
 
     def cpu_s(self) -> float:
         """User and system time so far, all threads."""
-        with open(f"/proc/{self.process.pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+        return _cpu_s(_stat(self.process.pid))
+
+    def family_cpu_s(self) -> dict[int, float]:
+        """The same of the process and of each of its living children, by process id."""
+        stats = {int(name): _stat(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+        mine = self.process.pid
+        return {pid: _cpu_s(stat) for pid, stat in stats.items() if stat and mine in (pid, int(stat[1]))}
 
     def rss_mb(self) -> float:
         with open(f"/proc/{self.process.pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def _stat(pid: int) -> list[bytes]:
+    """Fields from the third on, of a process that may be gone by now: then there are none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
+def _cpu_s(stat: Sequence[bytes]) -> float:
+    return (int(stat[11]) + int(stat[12])) / TICKS_PER_S
+
+
 @contextmanager
-def pinned(arguments: Sequence[str], *, core: int) -> Iterator[Pinned]:
-    """Runs `python ARGUMENTS` on that core until the block ends."""
-    with _running(arguments, core) as process:
+def pinned(
+    arguments: Sequence[str], *, core: int | None, environment: Mapping[str, str] | None = None
+) -> Iterator[Pinned]:
+    """Runs `python ARGUMENTS` on that core, or on all of them, until the block ends."""
+    with _running(arguments, core, environment) as process:
         yield Pinned(process, _ready_line(process))
 
 
@@ -54,9 +73,17 @@ def launched(arguments: Sequence[str], *, core: int, is_ready: Callable[[], bool
 
 
 @contextmanager
-def _running(arguments: Sequence[str], core: int) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    os.sched_setaffinity(process.pid, {core})
+def _running(
+    arguments: Sequence[str], core: int | None, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=None if environment is None else {**os.environ, **environment},
+    )
+    if core is not None:
+        os.sched_setaffinity(process.pid, {core})
     try:
         yield process
     finally:

@@ -31,7 +31,6 @@ from kvrelay.core.model.effects import (
     Refuse,
     Report,
     ReportKind,
-    ShareSession,
     WakeAt,
     WriteReceipt,
 )
@@ -85,12 +84,13 @@ from kvrelay.core.routing.assemble import assemble
 from kvrelay.core.routing.decider import Decider
 from kvrelay.core.routing.describe import answer_match, describe
 from kvrelay.core.routing.epochs import Epochs, EpochState
-from kvrelay.core.routing.fleet import Candidates, FleetView, Target, Worker
+from kvrelay.core.routing.fleet import Candidates, FleetView, Worker
 from kvrelay.core.routing.health import Change, Health
 from kvrelay.core.routing.keeper import SWEEP_BLOCKS, Keeper
 from kvrelay.core.routing.live import Attempted, Decision, Live
 from kvrelay.core.routing.retry import UNTOUCHED, Retry
 from kvrelay.core.routing.settings import NEVER, RouterSettings
+from kvrelay.core.routing.siblings import Siblings
 from kvrelay.core.routing.status import MatchAnswer, RouterStatus
 
 Effects = tuple[Effect, ...]
@@ -124,6 +124,9 @@ class Router:
         self._retry = Retry(attempts=settings.retry_attempts, budget_ratio=settings.retry_budget_ratio)
         self._waiting = AdmissionQueue(depth=settings.queue_depth, wait_s=settings.queue_wait_s)
         self._decider = Decider(fleet=self._fleet, keeper=self._keeper, ledger=self._ledger)
+        self._siblings = Siblings(
+            has_any=settings.has_siblings, fleet=self._fleet, affinity=self._affinity, ledger=self._ledger
+        )
         self._live: dict[str, Live] = {}
         self._speculative: dict[str, float] = {}  # request -> deadline of its in-flight entry, oldest first
         self._alarm = Alarm()
@@ -191,6 +194,14 @@ class Router:
         """Whether there is anything to close: a binding, or a turn under way that may make one."""
         return any(self._affinity.peek(now, key) is not None for key in self._affinity.named(session_id, tenant))
 
+    def booked_load(self) -> tuple[SiblingLoad, ...]:
+        """What siblings are to know of our load; slots without any are left out."""
+        return self._siblings.booked_load()
+
+    def placements(self) -> tuple[Placement, ...]:
+        """Where all sessions are, for a sibling that is new."""
+        return self._siblings.placements()
+
     # --- the machine ---------------------------------------------------------------------------------------------
 
     def step(self, now: float, event: Event) -> Effects:
@@ -241,15 +252,16 @@ class Router:
             case EventsHeard():
                 return self._events_heard(event)
             case SessionClosed():
-                return self._sessions_closed(now, event)
+                return self._siblings.close_sessions(now, event)
             case PolicyChanged():
                 return self._switch_policy(event)
             case RequestCut():
                 return self._cut(now, event)
             case SessionPlaced():
-                return self._session_placed(now, event.placement)
+                return self._wake(now) if self._siblings.placed(now, event.placement) else ()
             case SiblingReported():
-                return self._sibling_reported(now, event)
+                self._siblings.reported(now, event)
+                return ()
             case SettingsChanged():
                 return self._change_settings(now, event.settings)
             case EpochRotated():
@@ -339,7 +351,7 @@ class Router:
             continues=continues,
         )
         effects: Effects = (dispatch, *self._wake_by(self._speculative.get(arrived.request_id)))
-        return effects + self._share(now, live.session) if self.settings.has_siblings else effects
+        return effects + self._siblings.share(now, live.session) if self.settings.has_siblings else effects
 
     def _may_not_move(self, decision: Decision) -> bool:
         """Under hard affinity a session leaves its worker only if that one is gone for good."""
@@ -380,7 +392,7 @@ class Router:
             live.decision_us = event.decision_us
         if live.session is not None:
             self._affinity.confirm(live.session, live.current.decision.target, event.request_id)
-        return self._share(now, live.session)
+        return self._siblings.share(now, live.session)
 
     def _first_token(self, now: float, event: FirstTokenSeen) -> Effects:
         live = self._live.get(event.request_id)
@@ -632,7 +644,7 @@ class Router:
         if live.session is None:
             return (WriteReceipt(receipt),)
         self._affinity.leave(now, live.session, live.arrived.request_id)
-        return (WriteReceipt(receipt), *self._wake(now), *self._share(now, live.session))
+        return (WriteReceipt(receipt), *self._wake(now), *self._siblings.share(now, live.session))
 
     def _release(self, now: float, live: Live) -> None:
         """Take back what the current attempt booked; a second call finds nothing."""
@@ -642,69 +654,6 @@ class Router:
             self._waiting.place_freed(now)
         self._keeper.in_flight.discard(request_id)
         self._speculative.pop(request_id, None)
-
-    # --- other processes of this gateway -------------------------------------------------------------------------
-
-    def booked_load(self) -> tuple[SiblingLoad, ...]:
-        """What siblings are to know of our load; slots without any are left out."""
-        return tuple(
-            load
-            for worker in self._fleet.workers.values()
-            for target in worker.targets
-            if (load := self._ledger.booked(target.slot, worker.id.name, target.id.rank)) is not None
-        )
-
-    def placements(self) -> tuple[Placement, ...]:
-        """Where all sessions are, for a sibling that is new."""
-        return tuple(Placement(key, target.worker.name, target.rank, at) for key, target, at in self._affinity.shared())
-
-    def _share(self, now: float, session: Session | None) -> Effects:
-        if session is None or not self.settings.has_siblings:
-            return ()
-        place = self._affinity.news(now, session)
-        if place is not None:
-            return (ShareSession(Placement(session.key, place.worker.name, place.rank, now)),)
-        left = self._affinity.withdrawn_news(session)
-        if left is not None:
-            return (ShareSession(Placement(session.key, left.worker.name, left.rank, now, released=True)),)
-        return ()
-
-    def _sessions_closed(self, now: float, event: SessionClosed) -> Effects:
-        keys = self._affinity.named(event.session_id, event.tenant)
-        return tuple(effect for key in keys for effect in self._session_closed(now, key))
-
-    def _session_closed(self, now: float, key: SessionKey) -> Effects:
-        """Everybody closes it, and whoever had told the others of it takes that back: they may hear of it only now."""
-        session = self._affinity.peek(now, key)
-        self._affinity.close(key)
-        if session is None or session.shared is None or not self.settings.has_siblings:
-            return ()
-        told = session.shared
-        return (ShareSession(Placement(key, told.worker.name, told.rank, now, released=True)),)
-
-    def _session_placed(self, now: float, placement: Placement) -> Effects:
-        """A worker that we do not know yet binds nothing here; the next turn that goes there will."""
-        target = self._target_named(placement.worker, placement.rank)
-        if target is None:
-            return ()
-        if placement.released:
-            self._affinity.released_elsewhere(placement.session, target.id)
-            return ()
-        self._affinity.placed_elsewhere(now, placement.session, target.id, placement.at)
-        return self._wake(now)
-
-    def _sibling_reported(self, now: float, event: SiblingReported) -> Effects:
-        loads = {}
-        for load in event.loads:
-            target = self._target_named(load.worker, load.rank)
-            if target is not None:
-                loads[target.slot] = load
-        self._ledger.sibling_reported(now, event.sibling, loads)
-        return ()
-
-    def _target_named(self, name: str, rank: int) -> Target | None:
-        worker = self._fleet.workers.get(name)
-        return worker.targets[rank] if worker is not None and 0 <= rank < len(worker.targets) else None
 
     # --- workers -------------------------------------------------------------------------------------------------
 
