@@ -71,13 +71,13 @@ def test_a_variable_with_our_prefix_that_means_nothing_stops_the_start(run: Any)
 
 
 def test_bad_values_unsupported_ones_and_unreadable_files(run: Any) -> None:
-    result = run("show", "--policy", "cache_lod", env={"KVRELAY_STORE__FAILURE_POLICY": "fail"})
+    result = run("show", "--policy", "cache_lod", env={"KVRELAY_TENANTS__ACME__TRUST_GROUP": "g"})
     assert result.stderr == (
         "error: `gateway.policy` is `cache_lod` (from `--policy`)\n"
         "  legal: `cache_load`, `least_load`, `random`, `round_robin`, `sticky`, `sticky_load`\n"
         "hint: did you mean `cache_load`?\n"
-        "error: `store.failure_policy` is `fail` (from environment KVRELAY_STORE__FAILURE_POLICY)\n"
-        "  not supported in this version; supported: `recompute`\n"
+        "error: `tenants.acme.trust_group` is `g` (from environment KVRELAY_TENANTS__ACME__TRUST_GROUP)\n"
+        "  not supported in this version; supported: `null`\n"
     )
     assert run("show", "-c", "absent.toml").stderr == (
         "error: cannot read the configuration file `absent.toml` (from `--config`)\n  No such file or directory\n"

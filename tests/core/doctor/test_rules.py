@@ -14,6 +14,7 @@ from kvrelay.core.doctor.facts import (
     RouterFacts,
     RouterWorkerFacts,
     SourceFacts,
+    StoreFacts,
     TokenizerFacts,
     WorkerFacts,
 )
@@ -111,6 +112,11 @@ def probe(**members) -> Facts:
 
 def believed(**members) -> Facts:
     return change(HEALTHY, router=change(ROUTER, workers=(change(BELIEVED, **members),)))
+
+
+def stores(*tried: StoreFacts, memory_gib: int = 256) -> Facts:
+    """With these tiers, on a machine of that size."""
+    return change(HEALTHY, host=HostFacts(memory_bytes=memory_gib << 30, stores=tried))
 
 
 def every(**members) -> Facts:
@@ -279,7 +285,15 @@ NOWHERE = change(SOURCE, connected=False, heard_batches=0, topics_seen=(), said_
         ),
         (every(is_local=False), "memory", NONE, "no worker on this machine"),
         (change(HEALTHY, host=HostFacts()), "memory", UNKNOWN, "not known"),
-        (change(HEALTHY, host=HostFacts(store_tiers=1)), "remote_tier", UNKNOWN, "not measured"),
+        (stores(StoreFacts(name="far", problem="connection refused")), "remote_tier", FAIL, "far: connection refused"),
+        (
+            stores(StoreFacts(name="far", write_ms=1.0, read_ms=90.0)),
+            "remote_tier",
+            WARN,
+            "slower than the deadline: far",
+        ),
+        (stores(StoreFacts(name="far", write_ms=1.0, read_ms=2.0)), "remote_tier", OK, "reads in 2.0 ms"),
+        (stores(StoreFacts(name="near", host_memory_bytes=120 << 30), memory_gib=128), "memory", FAIL, "tier near"),
         (change(HEALTHY, router=None), "router", NONE, "no gateway was named"),
         (change(HEALTHY, router=RouterFacts(url="u", problem="u: connection refused")), "router", FAIL, "refused"),
         (believed(routable=False), "router", FAIL, "routes nothing to a"),

@@ -113,8 +113,6 @@ def test_values_out_of_range_echo_the_value_and_the_range(variable: str, value: 
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
-        ("STORE__FAILURE_POLICY", "fail"),
-        ("STORE__TIERS", '[{"kind": "memory", "url": "memory://"}]'),
         ("TENANTS__ACME__TRUST_GROUP", "g"),
         ("WORKERS", '[{"url": "http://a", "role": "prefill"}]'),
     ],

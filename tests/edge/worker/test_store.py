@@ -54,7 +54,7 @@ def wait_for_chunks(worker: Client, chunks: int) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.covers("TR-11", "TR-12", "CC-19")
+@pytest.mark.covers("TR-06", "TR-11", "TR-12", "CC-19")
 def test_one_computes_and_another_one_loads_the_same(tmp_path: Path) -> None:
     with fleet({"store": tiers(tmp_path)}, {"store": tiers(tmp_path)}) as (a, b):
         computed = ask(a)
@@ -64,6 +64,10 @@ def test_one_computes_and_another_one_loads_the_same(tmp_path: Path) -> None:
         assert loaded["usage"]["prompt_tokens_details"]["cached_tokens"] == 1024, "whole chunks only"
         assert loaded["choices"][0]["text"] == computed["choices"][0]["text"]
         assert b.get("/mock/state").json()["wrong_reuse_blocks"] == 0
+        page = b.get("/metrics").body.decode()
+        assert 'kvrelay_store_ops_total{tier="file",op="fetch",outcome="hit"} 4' in page
+        assert f'kvrelay_store_bytes_total{{tier="file",direction="read"}} {4 * (512 + 256)}' in page
+        assert 'kvrelay_store_seconds_count{tier="file",op="fetch"}' in page
         assert state(b)["loaded_tokens"] == 1024 and state(b)["loaded_bytes"] == 4 * (512 + 256)
 
 

@@ -109,12 +109,23 @@ class TokenizerFacts(Struct, frozen=True, kw_only=True):
     tokens: Mapping[str, tuple[int, ...] | None] = {}
 
 
+class StoreFacts(Struct, frozen=True, kw_only=True):
+    """A tier of `[store]`, tried with one small object."""
+
+    name: str
+    problem: str | None = None  # why it could not be opened, written to or read from
+    write_ms: float | None = None
+    read_ms: float | None = None
+    host_memory_bytes: int = 0  # that it may take of this machine
+
+
 class HostFacts(Struct, frozen=True, kw_only=True):
     """The machine that the doctor runs on."""
 
     memory_bytes: int | None = None  # the smaller of the machine's and the control group's
     has_accelerator: bool = False  # device memory that caches lie in is none of the machine's then
-    store_tiers: int = 0
+    stores: tuple[StoreFacts, ...] = ()
+    store_deadline_ms: float = 50.0
 
 
 class Facts(Struct, frozen=True, kw_only=True):

@@ -124,6 +124,7 @@ def _memory(facts: Facts) -> Judged:
     names = _HOST_CACHES if facts.host.has_accelerator else {**_HOST_CACHES, _DEVICE_CACHE: 1}
     wanted = {worker.name: _cache_bytes(worker, names) for worker in _answering(facts) if worker.is_local}
     known = {name: size for name, size in wanted.items() if size is not None}
+    known |= {f"tier {store.name}": store.host_memory_bytes for store in facts.host.stores if store.host_memory_bytes}
     if not known:
         return not_applicable("no worker on this machine says how much memory its cache takes")
     if have is None:
@@ -148,9 +149,21 @@ def _gib(size_bytes: int) -> str:
 
 
 def _remote_tier(facts: Facts) -> Judged:
-    if not facts.host.store_tiers:
-        return not_applicable("no remote tier is configured")
-    return unknown("the tiers were not measured")
+    stores = facts.host.stores
+    if not stores:
+        return not_applicable("no tier is configured")
+    problems = [f"{store.name}: {store.problem}" for store in stores if store.problem is not None]
+    if problems:
+        return fail("; ".join(problems))
+    times, late = [], []
+    for store in stores:
+        if store.write_ms is None or store.read_ms is None:
+            return unknown(f"{store.name} was not measured")
+        times.append(f"{store.name} writes in {store.write_ms:.1f} ms, reads in {store.read_ms:.1f} ms")
+        if store.read_ms > facts.host.store_deadline_ms:
+            late.append(store.name)
+    said = "; ".join(times)
+    return warn(f"{said}; slower than the deadline: {', '.join(late)}") if late else ok(said)
 
 
 FLEET_RULES = (
@@ -214,9 +227,9 @@ FLEET_RULES = (
     FleetRule(
         code="remote_tier",
         setting="store.tiers",
-        asks="Is loading from the remote tier faster than computing anew?",
-        cause="Every load then makes a request slower.",
-        fix="Move the tier closer, or leave it out.",
+        asks="Does every tier keep and give back an object, in time?",
+        cause="The store is out of reach, or slower than the deadline of a load: its hits are computed anew.",
+        fix="Mend the tier or its URL, raise `store.deadline_ms`, or leave the tier out.",
         judge=_remote_tier,
     ),
 )

@@ -32,7 +32,7 @@ from kvrelay.edge.connectors.base import (
 )
 from kvrelay.edge.connectors.registry import CONNECTORS, detect
 from kvrelay.edge.connectors.vllm.replay import NoReplay, replay
-from kvrelay.edge.doctor import gateway, machine, probe
+from kvrelay.edge.doctor import gateway, machine, probe, stores
 from kvrelay.edge.doctor.listen import Heard, Listener
 from kvrelay.edge.fleet.sessions import TlsSession
 from kvrelay.edge.fleet.static import worker_access
@@ -88,7 +88,8 @@ async def collect(wanted: Wanted) -> Facts:
         host=HostFacts(
             memory_bytes=machine.memory_bytes(),
             has_accelerator=machine.has_accelerator(),
-            store_tiers=len(wanted.config.store.tiers),
+            stores=await asyncio.to_thread(stores.try_tiers, wanted.config.store),
+            store_deadline_ms=wanted.config.store.deadline_ms,
         ),
         probed=wanted.sends_probes,
         window=window,

@@ -23,6 +23,7 @@ from kvrelay.edge.stores.store import Store
 from kvrelay.edge.stores.valkey import ValkeyStore
 
 _LEAST_S3_TIMEOUT_S = 0.25  # of the client, whose time-out is one for all calls; requests have their own deadline
+_KINDS = {"valkeys": "valkey", "redis": "valkey", "rediss": "valkey"}
 _MOONCAKE_SEGMENT_BYTES = 1 << 30  # of this process's memory, given to all clients
 DEFAULT_PORTS = {"valkey": 6379, "valkeys": 6379, "redis": 6379, "rediss": 6379, "peer": 8200}
 
@@ -35,6 +36,7 @@ class TierConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One tier. `url` as in the user guide; everything else has a default."""
 
     url: str
+    kind: str = ""  # stated only to be checked: the URL says it
     name: str = ""
     bytes: int | None = None
     ttl_s: float | None = None
@@ -63,9 +65,14 @@ class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def from_mapping(cls, given: Mapping[str, Any], *, source: str) -> StoreConfig:
         """From outside data; StoreConfigError names what is wrong and the nearest legal name."""
         try:
-            return msgspec.convert(given, cls)
+            config = msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
             raise StoreConfigError(f"store configuration (from {source}): {error}{_hint(str(error))}") from None
+        for tier in config.tiers:
+            scheme = urlsplit(tier.url).scheme
+            if tier.kind and tier.kind != _KINDS.get(scheme, scheme):
+                raise StoreConfigError(f"tier `{tier.url}` is no `{tier.kind}` store (from {source})")
+        return config
 
     def tier_names(self) -> tuple[str, ...]:
         """One distinct name per tier, for metrics and messages."""

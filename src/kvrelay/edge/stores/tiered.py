@@ -39,6 +39,7 @@ from kvrelay.edge.stores.config import StoreConfig, open_store
 from kvrelay.edge.stores.contracts import write_contract
 from kvrelay.edge.stores.host import Destinations, HostTier, TierHost
 from kvrelay.edge.stores.keys import KeyRing, load_key_ring
+from kvrelay.edge.stores.metrics import StoreTimes, counter_lines
 from kvrelay.edge.stores.object import HEAD_BYTES, TAG_BYTES, Owner
 from kvrelay.edge.stores.reading import Reader, Wanted
 from kvrelay.edge.stores.store import Buffer, Store, StoreError, total_bytes
@@ -138,7 +139,9 @@ class TieredStore:
         self._readers: list[Reader] = []
         tiers = [self._open_tier(i, None if stores is None else stores[i]) for i in range(len(config.tiers))]
         seed = int.from_bytes(os.urandom(8), "big")
-        self._host = TierHost(TierMachine(config.settings(), seed=seed), tiers, announce=announce, observe=observe)
+        self._times = StoreTimes()
+        machine = TierMachine(config.settings(), seed=seed)
+        self._host = TierHost(machine, tiers, announce=announce, observe=observe or self._times.observe)
         self._count_what_is_there(tiers)
 
     @classmethod
@@ -331,6 +334,10 @@ class TieredStore:
         report = self._host.inspect(look)
         assert isinstance(report, dict)
         return report
+
+    def metrics(self) -> list[str]:
+        """Lines of Prometheus text for whatever page this process has."""
+        return [*counter_lines(self.report()), *self._times.lines()]
 
     def close(self) -> None:
         """Running writes end first; what waits is given up."""

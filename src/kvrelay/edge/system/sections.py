@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -63,6 +64,16 @@ def _worker_url(value: Any) -> Any:
         return canonical_worker_url(value)
     except BadUrl as error:
         raise PydanticCustomError("worker_url", "{reason}", {"reason": str(error)}) from error
+
+
+def _store_url(value: str) -> str:
+    """A password would show up wherever the configuration is printed."""
+    parts = urlsplit(value)
+    if parts.password is not None or not parts.scheme:
+        raise PydanticCustomError(
+            "worker_url", "{reason}", {"reason": "a URL with a scheme and without a password (use ?password_file=PATH)"}
+        )
+    return value
 
 
 def _name(value: str) -> str:
@@ -487,17 +498,50 @@ class TenantSection(Section):
 
 
 class StoreTier(Section):
-    kind: Literal["memory", "file", "valkey", "s3", "mooncake", "peer"] = key(..., "Kind of store.", "Not built yet.")
-    url: str = key(..., "Where it is.", "Not built yet.")
-    bytes: int | None = key(None, "Most bytes kept there.", "Not built yet.", ge=1)
-    ttl_s: float | None = key(None, "How long they are kept.", "Not built yet.", gt=0)
+    """One place for KV; the engine connectors and `kvrelay mock --store` use them in the order given."""
+
+    url: Annotated[str, AfterValidator(_store_url)] = key(
+        ..., "Where it is: memory://NAME, file:///DIR, valkey://HOST:PORT, s3://BUCKET, ...", "Required."
+    )
+    kind: Literal["", "memory", "file", "valkey", "s3", "mooncake", "peer"] = key(
+        "", "Kind of store.", "Set: checked against the URL, which says it already."
+    )
+    name: str = key("", "Its name in metrics and messages.", "Unset: the URL's scheme.")
+    bytes: int | None = key(None, "Most bytes kept there.", "Higher: fewer evictions. Unset: no limit here.", ge=1)
+    ttl_s: float | None = key(None, "How long they are kept.", "Lower: forgotten sooner. Unset: until evicted.", gt=0)
+    eviction: Literal["lru", "ttl", "lfu", "s3fifo"] = key(
+        "lru", "Who leaves a full tier.", "s3fifo: scans do not flush it."
+    )
+    write: Literal["through", "back", "selective", "never"] = key(
+        "through", "When it is written.", "back: when the tier above evicts. selective: at second sight."
+    )
+    promote: Literal["always", "second_sight", "never"] = key(
+        "always", "Whether hits of tiers below are copied here.", "second_sight: only what is used again."
+    )
+    codec: Literal["raw", "zstd", "lz4", "fp8"] = key(
+        "raw", "How payloads are packed.", "zstd: pays below about 0.3 GB/s. fp8: half the bytes, loses precision."
+    )
+    max_fetches: int = key(8, "Fetches at once.", "Higher: quicker loads, larger bursts.", ge=1, le=256)
+    max_writes: int = key(4, "Writes at once.", "Higher: saves end sooner.", ge=1, le=256)
 
 
 class StoreSection(Section):
-    failure_policy: Annotated[Literal["recompute", "fail", "fallback"], _only("recompute")] = key(
-        "recompute", "What a failed load leads to.", "Not built yet."
+    tiers: tuple[StoreTier, ...] = key((), "Tiers, nearest first.", "None: nothing is shared.")
+    failure_policy: Literal["recompute", "fail", "fallback"] = key(
+        "recompute", "What a failed load leads to.", "fallback: the tiers below are tried first. fail: an error."
     )
-    deadline_ms: Annotated[float, _only(50.0)] = key(
-        50.0, "Longest wait for a load.", "Not built yet.", gt=0, le=60_000
+    deadline_ms: float = key(50.0, "Longest wait for a load.", "Higher: slow tiers are waited for.", gt=0, le=60_000)
+    break_even: bool = key(True, "Whether a load slower than computing is left out.", "false: every hit is loaded.")
+    probe_interval_s: float = key(
+        5.0, "Between questions to a silent tier.", "Lower: used again sooner, asked more often.", gt=0, le=3600
     )
-    tiers: Annotated[tuple[StoreTier, ...], _only(())] = key((), "Tiers, nearest first.", "Not built yet.")
+    sample_interval_s: float = key(
+        5.0, "Between measurements of a tier that does not pay.", "Lower: noticed sooner when it does.", gt=0, le=3600
+    )
+    keys: str = key(
+        "none", "Encryption keys: none, file:PATH, env:NAME, command:WORDS.", "Set: objects are encrypted per tenant."
+    )
+    ttl_s: float | None = key(None, "How long any object may be used.", "Lower: old KV is not used.", gt=0)
+    piece_bytes: int = key(
+        4 * 1024 * 1024, "Most bytes of one object; larger chunks are split.", "Lower: more objects.", ge=4096, le=2**30
+    )

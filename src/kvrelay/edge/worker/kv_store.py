@@ -134,6 +134,9 @@ class WorkerStore:
             **self._store.report(),
         }
 
+    def metrics(self) -> bytes:
+        return ("\n".join(self._store.metrics()) + "\n").encode()
+
     def close(self) -> None:
         self._store.close()
 

@@ -233,10 +233,11 @@ class Worker:
 
     def metrics_page(self) -> bytes:
         publisher = self._publisher
-        return self.metrics.render(
+        page = self.metrics.render(
             events_sent=0 if publisher is None else publisher.sent_batches,
             events_withheld=0 if publisher is None else publisher.withheld_batches,
         )
+        return page if self._store is None else page + self._store.metrics()
 
     def state(self) -> dict[str, Any]:
         """For tests and drills. Times are of the monotonic clock, comparable between processes of one host."""
