@@ -1,6 +1,6 @@
 """`make bench`: every figure with its limit and, beside it, what the rig itself could do.
 
-    python -m bench [decision|gateway|processes|abort|stores|peers]...
+    python -m bench [decision|gateway|processes|abort|observe|stores|peers]...
 
 Exit code 1 when a figure is over its limit. Run it on a quiet machine: the limits are for an idle one.
 """
@@ -12,7 +12,7 @@ import sys
 
 from bench.figure import Figure
 
-PARTS = ("decision", "gateway", "processes", "abort", "stores", "peers")
+PARTS = ("decision", "gateway", "processes", "abort", "observe", "stores", "peers")
 
 
 def main(names: list[str]) -> int:

@@ -58,7 +58,7 @@ def test_typos_stop_the_start_and_all_of_them_are_named(run: Any) -> None:
         "hint: did you mean `affinity.ttl_s`?\n"
         "error: unknown key `helth` (from environment KVRELAY_HELTH__INTERVAL_S)\n"
         "  known here: `gateway`, `workers`, `health`, `affinity`, `retry`, `tokens`, `index`, `policy`, `receipts`,"
-        " `observe`, `tenants`, `store`\n"
+        " `observe`, `tracing`, `tenants`, `store`\n"
         "hint: did you mean `KVRELAY_HEALTH`?\n"
     )
 

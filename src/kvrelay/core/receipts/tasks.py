@@ -37,7 +37,11 @@ class Task(Struct):
 
 
 _OUTCOMES = {Status.OK: TaskOutcome.OK, Status.CLIENT_CANCELLED: TaskOutcome.CANCELLED}
-_WEIGHT = {TaskOutcome.OK: 0, TaskOutcome.CANCELLED: 1, TaskOutcome.FAILED: 2}
+_BEST_FIRST = tuple(TaskOutcome)
+
+
+def _worse(one: TaskOutcome, other: TaskOutcome) -> TaskOutcome:
+    return max(one, other, key=_BEST_FIRST.index)
 
 
 class TaskLedger:
@@ -53,11 +57,25 @@ class TaskLedger:
         return len(self._open)
 
     def observe(self, receipt: Receipt) -> None:
+        """On the request path: a session that is open already costs two look-ups."""
         session, began_ms = receipt.session_id, receipt.arrived_ms
         if session is None or began_ms is None:
             return
         outcome = _OUTCOMES.get(receipt.status, TaskOutcome.FAILED)
-        self.add(receipt.tenant, Task(session, began_ms, began_ms + (receipt.e2e_ms or 0.0), 1, outcome))
+        ended_ms = began_ms + (receipt.e2e_ms or 0.0)
+        key = receipt.tenant, session
+        task = self._open.pop(key, None)
+        if task is None:
+            self.add(receipt.tenant, Task(session, began_ms, ended_ms, 1, outcome))
+            return
+        if began_ms < task.began_ms:
+            task.began_ms = began_ms
+        if ended_ms > task.ended_ms:
+            task.ended_ms = ended_ms
+        task.requests += 1
+        if outcome is not task.outcome:
+            task.outcome = _worse(outcome, task.outcome)
+        self._open[key] = task
 
     def add(self, tenant: str, part: Task) -> None:
         """A part of a session, perhaps all of it."""
@@ -72,8 +90,7 @@ class TaskLedger:
         task.began_ms = min(task.began_ms, part.began_ms)
         task.ended_ms = max(task.ended_ms, part.ended_ms)
         task.requests += part.requests
-        if _WEIGHT[part.outcome] > _WEIGHT[task.outcome]:
-            task.outcome = part.outcome
+        task.outcome = _worse(part.outcome, task.outcome)
         self._open[key] = task
 
     def settle(self, now_ms: float) -> list[Task]:

@@ -76,7 +76,7 @@ class Admin:
     def __init__(self, gateway: Gateway, token: AdminToken) -> None:
         self._gateway = gateway
         self.token = token
-        self._ui = Ui(GatewaySource(gateway, self._status_value, self._workers_value))
+        self._ui = Ui(GatewaySource(gateway, self.status_value, self.workers_value))
 
     def app(self, max_body_bytes: int) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=max_body_bytes)
@@ -134,9 +134,9 @@ class Admin:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _status(self, request: web.Request) -> web.Response:
-        return _json(self._status_value())
+        return _json(self.status_value())
 
-    def _status_value(self) -> dict[str, Any]:
+    def status_value(self) -> dict[str, Any]:
         router = msgspec.to_builtins(self._gateway.status())
         described = {
             "gateway": self._gateway.describe(),
@@ -147,9 +147,9 @@ class Admin:
         return {**router, **described}
 
     async def _workers(self, request: web.Request) -> web.Response:
-        return _json(self._workers_value())
+        return _json(self.workers_value())
 
-    def _workers_value(self) -> dict[str, Any]:
+    def workers_value(self) -> dict[str, Any]:
         known = self._known_workers()
         return {"workers": [self._worker_of(view, known) for view in self._gateway.fleet.views()]}
 

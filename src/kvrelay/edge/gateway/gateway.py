@@ -45,7 +45,8 @@ from kvrelay.edge.observe.fleet_gauges import costs_of
 from kvrelay.edge.observe.metrics import Metrics
 from kvrelay.edge.observe.receipt_log import LineWriter, ReceiptLog, receipt_file
 from kvrelay.edge.observe.task_counts import MAX_OPEN_TASKS, TaskCounts
-from kvrelay.edge.system.clock import monotonic_s, wall_s
+from kvrelay.edge.observe.tracing.tracing import Tracing, tracing_of
+from kvrelay.edge.system.clock import monotonic_s, wall_ns, wall_s
 from kvrelay.edge.system.config import Config, router_settings, run_digest
 from kvrelay.edge.system.config_change import first_state, takes_effect
 from kvrelay.edge.tokens.parity import Parity, describe_tokens
@@ -93,6 +94,7 @@ class Gateway:
         self.metrics: Metrics
         self.tasks: TaskLedger
         self.receipts: ReceiptLog
+        self._tracing: Tracing | None = None
         self._pool: UpstreamPool
         self._port: DataPort
 
@@ -191,6 +193,9 @@ class Gateway:
         self.tokens.close()
         self.host.close()
         self.receipts.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
+            self._tracing = None
 
     # --- what it says of itself --------------------------------------------------------------------------------------
 
@@ -249,6 +254,13 @@ class Gateway:
         if self._place is None:
             self.metrics.bind_tasks(TaskCounts(self.tasks), lambda: monotonic_s() * 1e3)
         self.receipts = ReceiptLog(self._receipt_writer())
+        self._tracing = tracing_of(
+            config.tracing,
+            version=__version__,
+            now_ms=lambda: monotonic_s() * 1e3,
+            wall_ns=wall_ns,
+            chance=random.Random(secrets.randbits(64)),
+        )
         self.host = RouterHost(
             Router(self._router_settings(), epochs),
             clock=monotonic_s,
@@ -257,6 +269,7 @@ class Gateway:
             replay=self._replay,
             snapshot=self._snapshot,
             share=None if self._place is None else self._place.share,
+            tracing=self._tracing,
         )
         workers = None if self._place is None else self._place.workers
         self.fleet = Fleet(config, feed=self._hear, clock=monotonic_s, observer=self.metrics, workers=workers)
@@ -326,6 +339,7 @@ class Gateway:
             draw=self.draw,
             forwards_credentials=not tenants.keys_required,
             migrates=self.config.retry.migrate,
+            tracing=self._tracing,
             spawn=self._spawn,
         )
 

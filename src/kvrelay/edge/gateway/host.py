@@ -32,6 +32,7 @@ from kvrelay.core.model.events import Event, RequestArrived, WokeUp
 from kvrelay.core.routing.router import Router
 from kvrelay.edge.observe.metrics import Metrics
 from kvrelay.edge.observe.receipt_log import ReceiptLog
+from kvrelay.edge.observe.tracing.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +69,14 @@ class RouterHost:
         replay: Callable[[RequestReplay], None],
         snapshot: Callable[[RequestSnapshot], None],
         share: Callable[[ShareSession], None] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.router = router
         self.requests: dict[str, HostedRequest] = {}
         self.clock = clock
         self._metrics = metrics
         self._receipts = receipts
+        self._tracing = tracing
         self._loop = asyncio.get_running_loop()
         self._pending: deque[Event] = deque()
         self._stepping = False
@@ -172,6 +175,8 @@ class RouterHost:
         self.requests.pop(effect.receipt.request_id, None)
         self._receipts.write(effect.receipt)
         self._metrics.observe_receipt(effect.receipt)
+        if self._tracing is not None:
+            self._tracing.finish(effect.receipt)
 
     def _report(self, effect: Report) -> None:
         self._metrics.count_report(effect)

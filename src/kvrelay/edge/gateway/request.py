@@ -20,7 +20,7 @@ import asyncio
 import logging
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -63,6 +63,7 @@ from kvrelay.edge.http.client import Call, CallTimeouts, UpstreamPool
 from kvrelay.edge.http.exchange import Exchange
 from kvrelay.edge.http.heads import Header, chunk, end_to_end, last_chunk
 from kvrelay.edge.http.upload import Upload
+from kvrelay.edge.observe.tracing.tracing import Tracing
 from kvrelay.edge.tokens.service import TokenService
 
 JSON: Header = (b"content-type", b"application/json")
@@ -88,6 +89,7 @@ class Surroundings(Struct, frozen=True):
     draw: Callable[[], int]
     forwards_credentials: bool
     migrates: bool
+    tracing: Tracing | None
     spawn: Callable[[Any], asyncio.Task[None]]
 
 
@@ -321,12 +323,17 @@ class ClientRequest:
         if effect.continues and watch is not None:
             self._watch = watch
             watch.go_on()
+        forwarded: Sequence[bytes] = self._head.forwarded
+        extra = self._extra_lines(route, effect)
+        if self._around.tracing is not None:
+            forwarded, line = self._around.tracing.onward(self._request_id, effect.attempt, forwarded)
+            extra += line
         payload = worker_request(
             route,
             method=exchange.method,
             target=exchange.target,
-            forwarded=self._head.forwarded,
-            extra=self._extra_lines(route, effect),
+            forwarded=forwarded,
+            extra=extra,
             body=body,
             framing=framing,
         )

@@ -211,9 +211,14 @@ class Metrics(Collector):
             if loss is None:
                 self.unaccounted.add((), receipt.eligible_prefix_tokens)
         if loss is not None:
-            for gate, tokens in zip(GATES, (loss.prefix, loss.route, loss.residency, loss.transfer), strict=True):
-                if tokens:
-                    self.gate_loss.add((gate,), tokens)
+            if loss.prefix:
+                self.gate_loss.add(("prefix",), loss.prefix)
+            if loss.route:
+                self.gate_loss.add(("route",), loss.route)
+            if loss.residency:
+                self.gate_loss.add(("residency",), loss.residency)
+            if loss.transfer:
+                self.gate_loss.add(("transfer",), loss.transfer)
         if receipt.prompt_tokens is not None:
             self.prompt_tokens.add((), receipt.prompt_tokens)
         if receipt.completion_tokens is not None:

@@ -15,6 +15,11 @@ def wall_s() -> float:
     return time.time()
 
 
+def wall_ns() -> int:
+    """The same in whole nanoseconds, for traces."""
+    return time.time_ns()
+
+
 def wall_time() -> str:
     """Now in UTC, ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -35,6 +35,7 @@ from kvrelay.edge.system.sections import (
     StoreSection,
     TenantSection,
     TokensSection,
+    TracingSection,
     WorkerConfig,
 )
 from kvrelay.edge.system.urls import mask_credentials
@@ -70,6 +71,7 @@ class Config(Section):
     policy: PolicySection = PolicySection()
     receipts: ReceiptsSection = ReceiptsSection()
     observe: ObserveSection = ObserveSection()
+    tracing: TracingSection = TracingSection()
     tenants: dict[str, TenantSection] = Field(default_factory=dict)
     store: StoreSection = StoreSection()
 

@@ -490,6 +490,22 @@ class ObserveSection(Section):
     )
 
 
+class TracingSection(Section):
+    endpoint: str | None = key(
+        None,
+        "OTLP/HTTP address for traces, such as http://127.0.0.1:4318/v1/traces.",
+        "Set: some requests are traced; needs the extra `otel`. Unset: trace headers pass as they come.",
+    )
+    sample_ratio: float = key(
+        0.01, "Share of requests that are traced.", "Higher: more spans, and more work for each.", ge=0, le=1
+    )
+    follow_parent: bool = key(
+        True,
+        "Whether a client's own sampling decision (`traceparent`) holds.",
+        "false: only sample_ratio decides, so clients cannot have everything traced.",
+    )
+
+
 class TenantSection(Section):
     api_keys_file: Path | None = key(None, "File with the tenant's API keys, one a line.", "A key decides the tenant.")
     salt_file: Path | None = key(None, "File with the tenant's salt.", "Its prefixes match nobody else's.")

@@ -16,7 +16,7 @@ from kvrelay.edge.observe.ui.page import runbook_page
 from kvrelay.edge.observe.ui.picture import Painter
 from kvrelay.edge.observe.ui.results import Results, read_results
 from kvrelay.edge.observe.ui.source import Source
-from kvrelay.edge.observe.ui.stream import Stream
+from kvrelay.edge.observe.ui.stream import TICK_S, Stream
 from kvrelay.edge.system.clock import monotonic_s, wall_s
 
 STREAM_PATH, RECEIPT_PATH = "/ui/stream", "/ui/receipts/{request_id}"
@@ -38,10 +38,10 @@ _HEADERS = {
 class Ui:
     """Files are read once; `routes()` belong on an admin port."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, *, tick_s: float = TICK_S) -> None:
         self._source = source
         self._painter = Painter(source)
-        self.stream = Stream(self._paint)
+        self.stream = Stream(self._paint, tick_s=tick_s)
         self._results = Results(folder=None)
         self._results_at_s = float("-inf")
         folder = resources.files("kvrelay.edge.observe.ui") / "static"

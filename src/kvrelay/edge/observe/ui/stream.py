@@ -55,6 +55,16 @@ class Stream:
             self.watchers -= 1
         return response
 
+    async def tick(self) -> None:
+        """The next picture, to all who watch."""
+        try:
+            self._latest = await self._paint()
+            self.painted += 1
+        except Exception:
+            log.exception("the live page could not be drawn")
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
     async def close(self) -> None:
         """Lets everybody go; may be called again."""
         self._closing = True
@@ -80,12 +90,6 @@ class Stream:
     async def _paint_while_watched(self) -> None:
         while self.watchers and not self._closing:
             began_s = time.process_time()
-            try:
-                self._latest = await self._paint()
-                self.painted += 1
-            except Exception:
-                log.exception("the live page could not be drawn")
+            await self.tick()
             took_s = time.process_time() - began_s
-            news, self._news = self._news, asyncio.Event()
-            news.set()
             await asyncio.sleep(max(self._tick_s, took_s / LARGEST_SHARE))
