@@ -123,6 +123,15 @@ def test_explain_names_meaning_default_range_and_effect(run: Any) -> None:
     assert run("explain", "workers.url").exit_code == 0
 
 
+@pytest.mark.covers("TU-09")
+def test_every_key_says_what_it_means_and_what_turning_it_does(run: Any) -> None:
+    keys = json.loads(run("explain", "--json").stdout)
+    assert len(keys) > 50
+    assert [one["key"] for one in keys if not (one["meaning"] and one["effect"])] == []
+    printed = run("explain").stdout
+    assert all(f"{one['key']} = " in printed and one["effect"] in printed for one in keys)
+
+
 def test_explain_of_an_unknown_key_suggests_the_nearest(run: Any) -> None:
     result = run("explain", "health.failure")
     assert result.exit_code == 2

@@ -257,7 +257,7 @@ def _finish(
 
     file, trace = load_source(source), cut_trace(source)
     validation = None if measured is None else _validated(answers, measured)
-    validation_words = words.MEASURED_WITH_VLLM if validation is None else words.validated(validation)
+    validation_words = words.NOT_VALIDATED if validation is None else words.validated(validation)
     summed = digest(answers)
     notes = (*trace.limitations(), *trace.notices)
     if html is not None:

@@ -8,10 +8,9 @@ if TYPE_CHECKING:
     from kvrelay.lab.report.table import Table
     from kvrelay.lab.sim.story import Validation
 
-MEASURED_WITH_VLLM = (
-    "On one real vLLM CPU worker, the vllm model's hit tokens were those of the engine within 1 % over 200 requests "
-    "with evictions (docs/evidence/simulator-validation.md). This run is not held against your fleet: give its "
-    "receipts of the same trace with `--measured FILE`."
+NOT_VALIDATED = (
+    "Validation: error unknown; this run is not held against your fleet. Give the receipts of a real run of the same "
+    "trace with `--measured FILE`, and the error is printed (docs/evidence/simulator-validation.md)."
 )
 
 

@@ -13,8 +13,8 @@ ASSUMED_BYTES = (
     "`--kv-bytes-per-token`, or with --layers, --kv-heads, --head-dim and --kv-bits"
 )
 NOT_VALIDATED = (
-    "Validation: LRU is what vLLM's free queue does; the model's hit tokens were those of a real vLLM worker within "
-    "1 % (docs/evidence/simulator-validation.md). Not measured on your fleet."
+    "Validation: error unknown; the curve is not held against your fleet. `kvrelay simulate --measured RECEIPTS` states "
+    "it (docs/evidence/simulator-validation.md)."
 )
 
 
