@@ -70,13 +70,14 @@ def test_a_sweep_on_a_dask_cluster_answers_what_one_process_does(tmp_path):
 
 @pytest.mark.covers("TU-05")
 def test_ten_million_stack_distances_in_ten_seconds():
+    """Of processor time: one thread that waits for nothing, so as long as a quiet machine takes."""
     pytest.importorskip("numba", reason="the `sim` extra")
     keys = np.unique(np.random.default_rng(1).zipf(1.05, 10 * MILLION) % MILLION, return_inverse=True)[1]
     distinct, starts = int(keys.max()) + 1, np.arange(len(keys) + 1)
     stack_distances(keys[:10], starts[:11], distinct)  # compiles
-    began_s = time.perf_counter()
+    began_s = time.process_time()
     distances = stack_distances(keys, starts, distinct)
-    assert time.perf_counter() - began_s < 10
+    assert time.process_time() - began_s < 10
     assert int((distances == 0).sum()) == distinct
 
 

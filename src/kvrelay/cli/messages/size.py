@@ -13,8 +13,8 @@ ASSUMED_BYTES = (
     "`--kv-bytes-per-token`, or with --layers, --kv-heads, --head-dim and --kv-bits"
 )
 NOT_VALIDATED = (
-    "Validation: error unknown; the curve is not held against your fleet. `kvrelay simulate --measured RECEIPTS` states "
-    "it (docs/evidence/simulator-validation.md)."
+    "Validation: error unknown; the curve is not held against your fleet. `kvrelay simulate --measured RECEIPTS` "
+    "states it (docs/evidence/simulator-validation.md)."
 )
 
 
