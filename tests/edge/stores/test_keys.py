@@ -1,0 +1,107 @@
+"""Encryption: nothing readable at rest, nothing readable for others, keys that change and go."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from kvrelay.core.tiers.outcome import Outcome
+from kvrelay.edge.stores.keys import KeyRing, KeyRingError, load_key_ring, parse_key_ring
+from kvrelay.edge.stores.memory import MemoryStore
+from kvrelay.edge.stores.tiered import TieredStore
+from tests.edge.stores.test_tiered import KEYS, NAMESPACE, SHAPE
+
+OLD, NEW = "old " + "11" * 32, "new " + "22" * 32
+CANARY = (b"the canary in plain text " * 400)[: SHAPE.payload_bytes]
+
+
+def open_with(store: MemoryStore, ring: KeyRing) -> TieredStore:
+    return TieredStore.open({"tiers": [{"url": "memory://"}], "deadline_ms": 2000}, stores=[store], ring=ring)
+
+
+def load(store: TieredStore, namespace=NAMESPACE) -> tuple[Outcome, bytes]:  # type: ignore[no-untyped-def]
+    into = bytearray(SHAPE.payload_bytes)
+    fetched = store.fetch(store.plan(namespace, KEYS[:1], SHAPE), [memoryview(into)])
+    return fetched.outcomes[0], bytes(into)
+
+
+@pytest.mark.covers("SG-09")
+def test_at_rest_there_is_no_plain_text_and_a_wrong_key_opens_nothing() -> None:
+    medium = MemoryStore()
+    writer = open_with(medium, parse_key_ring(OLD, source="test"))
+    assert writer.store(NAMESPACE, KEYS[0], SHAPE, [CANARY]).stored
+    (kept,) = [bytes(medium.read(info.key, deadline_s=1) or b"") for info in medium.scan(deadline_s=1)]
+    assert b"canary" not in kept and b"tenant-a" not in kept
+    assert load(writer) == (Outcome.HIT, CANARY)
+    same_id = open_with(medium, parse_key_ring("old " + "33" * 32, source="test"))
+    outcome, found = load(same_id)
+    assert outcome is Outcome.CORRUPT and b"canary" not in found
+    writer._host._clock.stop(), same_id._host._clock.stop()
+
+
+def test_rotation_reads_the_old_writes_the_new_and_a_dropped_key_is_the_end() -> None:
+    medium = MemoryStore()
+    before = open_with(medium, parse_key_ring(OLD, source="test"))
+    before.store(NAMESPACE, KEYS[0], SHAPE, [CANARY])
+    rotated = open_with(medium, parse_key_ring(f"{NEW}\n{OLD}\n", source="test"))
+    assert load(rotated) == (Outcome.HIT, CANARY)
+    dropped = open_with(medium, parse_key_ring(NEW, source="test"))
+    assert load(dropped)[0] is Outcome.REFUSED
+    for store in (before, rotated, dropped):
+        store._host._clock.stop()
+
+
+@pytest.mark.covers("SG-09")
+def test_a_tenant_without_the_secret_cannot_read_even_with_the_ring() -> None:
+    medium = MemoryStore()
+    store = open_with(medium, parse_key_ring(OLD, source="test"))
+    store.store(NAMESPACE, KEYS[0], SHAPE, [CANARY])
+    thief = structs.replace(NAMESPACE, tenant_key=b"another secret")
+    assert load(store, thief)[0] is Outcome.MISS, "not even the name can be formed"
+    store.close()
+
+
+def test_rings_from_a_file_the_environment_and_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = tmp_path / "ring"
+    ring.write_text(f"# first line encrypts\n{NEW}\n{OLD}\n")
+    ring.chmod(0o600)
+    monkeypatch.setenv("RING", f"{NEW};{OLD}")
+    command = f"command:{sys.executable} -c 'print(open(\"{ring}\").read())'"
+    for source in (f"file:{ring}", "env:RING", command):
+        loaded = load_key_ring(source)
+        assert loaded.active_id == "new" and loaded.knows("old") and "22" not in repr(loaded)
+    assert not load_key_ring("none").encrypts
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("vault:x", "is no place for keys"),
+        ("env:NOT_SET_HERE", "is not set"),
+        ("file:/nowhere", "cannot read"),
+        ("command:false", "ended with status 1"),
+        ("command:/nowhere", "did not run"),
+    ],
+)
+def test_what_cannot_be_used_is_said_without_showing_keys(source: str, said: str) -> None:
+    with pytest.raises(KeyRingError, match=said):
+        load_key_ring(source)
+
+
+def test_bad_rings(tmp_path: Path) -> None:
+    for text, said in (
+        ("", "has no key"),
+        ("k1 abc", "64 hex digits"),
+        (f"{OLD}\n{OLD}", "repeats"),
+        ("k zz" + "1" * 62, "hex"),
+    ):
+        with pytest.raises(KeyRingError, match=said):
+            parse_key_ring(text, source="test")
+    readable = tmp_path / "ring"
+    readable.write_text(OLD)
+    readable.chmod(0o644)
+    with pytest.raises(KeyRingError, match="chmod 600"):
+        load_key_ring(f"file:{readable}")
