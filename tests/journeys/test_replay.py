@@ -68,7 +68,7 @@ def test_a_second_arm_without_a_reset_is_flagged_with_the_workers_own_hits(fleet
     assert "sticky-0 is contaminated" in report and "reset between arms: none" in report
 
 
-@pytest.mark.covers("S46", "BM-10", "BM-18", "BM-22", "GT-01", "GT-08", "GT-10")
+@pytest.mark.covers("S46", "BM-10", "BM-18", "BM-21", "BM-22", "GT-01", "GT-08", "GT-10")
 def test_with_a_reset_both_are_clean_and_a_deleted_failure_is_found_later(fleet_file: Path, tmp_path: Path) -> None:
     gates, out = tmp_path / "gates.toml", tmp_path / "out"
     gates.write_text(GATES)
@@ -80,6 +80,9 @@ def test_with_a_reset_both_are_clean_and_a_deleted_failure_is_found_later(fleet_
     assert [arm["isolation"]["first_request_hit_tokens"] for arm in arms] == [0, 0]
     assert [arm["index_blocks_at_start"] for arm in arms] == [0, 0]
     assert len({arm["schedule_sha256"] for arm in arms}) == 1
+    assert {arm["primer_sha256"] for arm in arms} == {result["manifest"]["stated"]["plan"]["primer_sha256"]}
+    primer_requests = result["manifest"]["stated"]["settings"]["primer_prompts_per_worker"] * 2
+    assert [arm["receipts"] - arm["samples"] for arm in arms] == [primer_requests] * 2  # in the log, and in no figure
     assert (code, verdict["verdict"], verdict["registration"]) == (3, "unknown", "registered")
     assert verdict["promotion"] == "not_promotable"
     assert verdict["reasons"][0] == "insufficient evidence: 1 of at least 3 repeats"

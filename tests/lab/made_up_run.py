@@ -127,5 +127,5 @@ def _facts(data: ArmData, number: int) -> ArmFacts:
         processes=processes, config_sha256="made-up", index_blocks_at_start=0,
         isolation=Isolation(Reset.FRESH_PROCESSES, IsolationState.CLEAN, "made up", 0, 0, 0, 0, 0.5),
         counters=dict.fromkeys(data.workers, counted), schedule_sha256="same", wall_s=4.2, replay_s=data.replay_s,
-        receipts=len(data.receipts), samples=len(data.samples), leftovers=(),
+        receipts=len(data.receipts), samples=len(data.samples), leftovers=(), primer_sha256="same",
     )  # fmt: skip

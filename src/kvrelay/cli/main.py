@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "scrape-map": ("kvrelay.cli.scrape_map", "List how a worker's metrics page is understood."),
     "config": ("kvrelay.cli.config", "Show, explain and check the configuration."),
     "replay": ("kvrelay.cli.replay", "Replay a trace under several policies, arms isolated, and judge by gates."),
+    "preflight": ("kvrelay.cli.preflight", "Examine a fleet before a replay: whole snapshot, offline, hash seeds."),
     "gates": ("kvrelay.cli.gates", "Check and lock the gates that a replay is judged by."),
     "report": ("kvrelay.cli.report", "Count, compare and judge a run on disk again."),
     "manifest": ("kvrelay.cli.manifest", "Check what a run states of itself; put two runs together."),

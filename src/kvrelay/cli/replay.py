@@ -149,24 +149,32 @@ def _contenders(policies: list[str], arms: Path | None) -> Any:
 
 def _where(trace: Any, fleet: Path | None, workers: int, wishes: Any) -> tuple[Any, Any]:
     """The fleet, and the settings that suit it."""
-    from kvrelay.lab.arms.fleet_file import FleetFileError, read_fleet
-    from kvrelay.lab.arms.fleets import FleetUnusable, FreshMocks, StandingFleet
+    from kvrelay.lab.arms.fleets import FreshMocks
     from kvrelay.lab.arms.standing_settings import standing_settings, wished
     from kvrelay.lab.demo.settings import settings_for
 
     if fleet is None:
         settings = wished(settings_for(trace, workers=workers, repeats=1, policies=(), seed=1), wishes)
         return FreshMocks(settings.fleet, ready_timeout_s=settings.ready_timeout_s), settings
-    try:
-        standing = StandingFleet(read_fleet(fleet))
-        described = asyncio.run(standing.describe())
-    except OSError as problem:
-        messages.fail(words.unreadable("fleet", fleet, problem.strerror or str(problem)))
-    except FleetFileError as problem:
-        messages.fail(words.not_legal("fleet", fleet, problem.found, problem.legal))
-    except FleetUnusable as problem:
-        messages.fail(words.unreadable("fleet", fleet, str(problem)), code=messages.UNKNOWN)
+    _, standing, described = standing_fleet(fleet)
     return standing, standing_settings(trace, described.workers, wishes)
+
+
+def standing_fleet(path: Path) -> tuple[Any, Any, Any]:
+    """The file, the fleet, and what its workers say; ends the process with a message when one of them does not do."""
+    from kvrelay.lab.arms.fleet_file import FleetFileError, read_fleet
+    from kvrelay.lab.arms.fleets import FleetUnusable, StandingFleet
+
+    try:
+        file = read_fleet(path)
+        fleet = StandingFleet(file)
+        return file, fleet, asyncio.run(fleet.describe())
+    except OSError as problem:
+        messages.fail(words.unreadable("fleet", path, problem.strerror or str(problem)))
+    except FleetFileError as problem:
+        messages.fail(words.not_legal("fleet", path, problem.found, problem.legal))
+    except FleetUnusable as problem:
+        messages.fail(words.unreadable("fleet", path, str(problem)), code=messages.UNKNOWN)
 
 
 def _reset(name: str, where: Any, fleet: Path | None) -> Any:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from kvrelay.core.gates.lock import GateLock
     from kvrelay.lab.arms.contender import Difference
     from kvrelay.lab.arms.manifest_check import Gap
+    from kvrelay.lab.arms.preflight import Finding
 
 MOCK = "MOCK RUN: modelled times on mock workers, not the performance of any engine"
 
@@ -128,6 +129,11 @@ def reset_was_refused(detail: str) -> str:
 
 def no_run(detail: str) -> str:
     return f"error: no run can be read there: {detail}\nhint: name the folder that `--out` of a replay or demo named"
+
+
+def preflight(findings: Iterable[Finding]) -> str:
+    marks = {"ok": "ok     ", "fail": "FAIL   ", "unknown": "unknown"}
+    return "".join(f"{marks[one.outcome]} {one.what}: {one.reason}\n" for one in findings)
 
 
 def manifest_whole(where: object) -> str:

@@ -104,6 +104,7 @@ async def run_arm(arm: Arm, task: ArmTask, *, folder: Path, on_sample: Callable[
         isolation=isolation_of(recorded.start, samples, claims, seen_tokens, recorded.counters),
         counters=recorded.counters,
         schedule_sha256=_schedule_digest(task.plan, samples),
+        primer_sha256=primer_digest(task.settings, task.model, len(recorded.workers), task.block_size_tokens),
         wall_s=round(time.monotonic() - started_s, 3),
         replay_s=round(recorded.replay_s, 3),
         receipts=len(receipts),
@@ -160,10 +161,10 @@ def is_primer(receipt: Receipt) -> bool:
     return (receipt.session_id or "").startswith(PRIMER_SESSION)
 
 
-def primer_digest(task_settings: RunSettings, model: str, workers: int, block_size_tokens: int) -> str:
+def primer_digest(settings: RunSettings, model: str, workers: int, block_size_tokens: int) -> str:
     """Over every body of the primer: the same for all arms, because nothing of it depends on the arm."""
     summed = hashlib.sha256()
-    for _, body in _primer(task_settings, model, workers, block_size_tokens, None):
+    for _, body in _primer(settings, model, workers, block_size_tokens, None):
         summed.update(body)
     return summed.hexdigest()
 

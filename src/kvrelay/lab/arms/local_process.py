@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 from kvrelay.core.gates.evidence import Hardware
 
 _PROC = Path("/proc")
-_LISTEN = "0A"
+_LISTEN, _ESTABLISHED = "0A", "01"
 _ASK_S = 10.0
 
 
@@ -69,6 +70,16 @@ def log_path(pid: int) -> str | None:
     return target if Path(target).is_file() else None
 
 
+def remote_peers(pid: int) -> tuple[str, ...] | None:
+    """Addresses beyond loopback that the process or one below it is connected to now; None when we may not look."""
+    if not os.access(_PROC / str(pid) / "fd", os.R_OK):
+        return None
+    sockets = {name for member in (pid, *_descendants(pid)) for name in _open_files(member)}
+    rows = [fields for fields in _tcp_rows() if fields[3] == _ESTABLISHED and f"socket:[{fields[9]}]" in sockets]
+    addresses = {_address(fields[2].rpartition(":")[0]) for fields in rows}
+    return tuple(sorted(str(address) for address in addresses if not _is_local(address)))
+
+
 def _descendants(pid: int) -> list[int]:
     parents = dict(filter(None, map(_parentage, _pids())))
     found = {pid}
@@ -86,15 +97,31 @@ def _parentage(pid: int) -> tuple[int, int] | None:
 
 
 def _listening_inodes(port: int) -> Iterator[str]:
+    for fields in _tcp_rows():
+        if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+            yield fields[9]
+
+
+def _tcp_rows() -> Iterator[list[str]]:
+    """The kernel's table of TCP sockets: fields 1 and 2 are the addresses, 3 the state, 9 the inode."""
     for table in ("tcp", "tcp6"):
         try:
             rows = (_PROC / "net" / table).read_text().splitlines()[1:]
         except OSError:
             continue
-        for row in rows:
-            fields = row.split()
-            if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                yield fields[9]
+        yield from (row.split() for row in rows)
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Words of four bytes, each in the machine's order."""
+    words = [bytes.fromhex(text[start : start + 8]) for start in range(0, len(text), 8)]
+    packed = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    return ipaddress.IPv4Address(packed) if len(packed) == 4 else ipaddress.IPv6Address(packed)
+
+
+def _is_local(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 def _pids() -> Iterator[int]:

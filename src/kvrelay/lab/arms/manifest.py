@@ -143,6 +143,7 @@ class ArmFacts(Struct, frozen=True):
     receipts: int
     samples: int
     leftovers: tuple[str, ...]
+    primer_sha256: str = ""
 
 
 class Manifest(Struct, frozen=True):

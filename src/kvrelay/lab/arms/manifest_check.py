@@ -87,7 +87,7 @@ def _gaps(manifest: Mapping[str, Any]) -> Iterator[Gap]:
 
 def _arm_gaps(arm: Mapping[str, Any]) -> Iterator[Gap]:
     at = f"observed[{arm.get('arm', '?')}]"
-    for name in ("started_s", "isolation", "schedule_sha256", "config_sha256"):
+    for name in ("started_s", "isolation", "schedule_sha256", "primer_sha256", "config_sha256"):
         if _missing(arm.get(name)):
             yield Gap(f"{at}.{name}", "missing")
     processes = arm.get("processes") or []

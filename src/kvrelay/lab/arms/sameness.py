@@ -53,9 +53,13 @@ def _config(folder: Path, arm: str) -> Path:
 def _same_schedule(arms: Sequence[ArmFacts]) -> list[str]:
     first = arms[0]
     return [
-        f"{facts.arm} sent another schedule than {first.arm}"
+        f"{facts.arm} sent another {what} than {first.arm}"
         for facts in arms[1:]
-        if facts.schedule_sha256 != first.schedule_sha256
+        for what, one, other in (
+            ("schedule", facts.schedule_sha256, first.schedule_sha256),
+            ("primer", facts.primer_sha256, first.primer_sha256),
+        )
+        if one != other
     ]
 
 
