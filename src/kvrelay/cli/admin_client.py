@@ -6,7 +6,7 @@ import http.client
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,19 @@ class AdminClient:
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise AdminUnavailable(f"{self.url}: {getattr(error, 'reason', error)}") from error
 
+    def events(self, path: str) -> Iterator[bytes]:
+        """The data of server-sent events, until the gateway ends or the caller stops. Raises AdminUnavailable."""
+        try:
+            with urllib.request.urlopen(self._request(path), timeout=TIMEOUT_S) as response:
+                for line in response:
+                    if line.startswith(b"data: "):
+                        yield line[6:].rstrip(b"\n")
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise AdminUnavailable(f"{self.url}{path} answered {error.code}{_remedy(error.code)}") from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise AdminUnavailable(f"{self.url}: {getattr(error, 'reason', error)}") from error
+
     def _get(self, path: str) -> bytes | None:
         """None for 404."""
         try:
@@ -92,8 +105,7 @@ class AdminClient:
             error.close()
             if error.code == 404:
                 return None
-            remedy = "; the file with its token is named by `--admin-token-file`" if error.code == 401 else ""
-            raise AdminUnavailable(f"{self.url}{path} answered {error.code}{remedy}") from error
+            raise AdminUnavailable(f"{self.url}{path} answered {error.code}{_remedy(error.code)}") from error
         except urllib.error.URLError as error:
             reason = error.reason.strerror if isinstance(error.reason, OSError) else error.reason
             raise AdminUnavailable(f"{self.url}: {reason or error.reason}") from error
@@ -105,3 +117,7 @@ class AdminClient:
         if self._token_file is not None:
             headers["authorization"] = f"Bearer {self._token_file.read_text(encoding='utf-8').strip()}"
         return urllib.request.Request(self.url + path, headers=headers)
+
+
+def _remedy(status: int) -> str:
+    return "; the file with its token is named by `--admin-token-file`" if status == 401 else ""

@@ -23,6 +23,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("kvrelay.cli.doctor", "Examine a fleet: what is wrong with it, why, and what to do."),
     "store": ("kvrelay.cli.store", "Stores of KV objects: serve, list, verify, purge, scrub."),
     "receipts": ("kvrelay.cli.receipts", "Read route receipts: tail, explain, reconcile."),
+    "status": ("kvrelay.cli.status", "Time to first token, hit rate, throughput and memory in one line."),
+    "top": ("kvrelay.cli.top", "Watch the fleet in the terminal."),
     "dashboard": ("kvrelay.cli.dashboard", "Print the Grafana dashboard, alert rules, table of metrics, runbook."),
     "scrape-map": ("kvrelay.cli.scrape_map", "List how a worker's metrics page is understood."),
     "config": ("kvrelay.cli.config", "Show, explain and check the configuration."),

@@ -11,10 +11,12 @@ from typing import Any
 
 import msgspec
 import typer
+from rich.text import Text
 
 from kvrelay.cli import messages
 from kvrelay.cli.admin_client import AdminClient, AdminUnavailable
 from kvrelay.cli.command_group import CommandGroup
+from kvrelay.cli.receipt_colours import listed, printer, told
 from kvrelay.cli.receipt_sources import find_receipt, tail_file, tail_router
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.core.receipts.reconcile import Reconciled, reconcile, stale_index_tokens
@@ -52,10 +54,10 @@ def tail(
         receipts = tail_file(file, lines, follow)
     else:
         messages.fail(messages.no_receipt_source())
+    write = printer()
     try:
         for receipt in receipts:
-            sys.stdout.write((_json(receipt) if as_json else _line(receipt)) + "\n")
-            sys.stdout.flush()
+            write(Text(_json(receipt)) if as_json else listed(_line(receipt), receipt.status.value))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BrokenPipeError:  # `| head` has seen enough; Python would complain once more when it flushes at exit
@@ -82,7 +84,7 @@ def explain_command(
         receipt = find_receipt(target, file, AdminClient(router, token_file) if router is not None else None)
     except (BadReceipt, AdminUnavailable, OSError) as error:
         messages.fail(messages.unusable_input("the receipts", error))
-    sys.stdout.write((_explained_json(receipt) if as_json else explain(receipt)) + "\n")
+    printer()(Text(_explained_json(receipt)) if as_json else told(explain(receipt)))
 
 
 @app.command(
