@@ -78,7 +78,7 @@ def of_layer(layer: Layer, hardware: Hardware) -> Run:
 @pytest.mark.covers("BM-31", "BM-07", "GT-08")
 def test_mock_results_have_no_verdict_on_latency_and_no_layer_but_c_is_a_routing_result() -> None:
     mock = view_of(of_layer(Layer.MOCK, Hardware.MOCK))
-    assert (mock.label, mock.verdict.heading) == ("mock", "Verdict on modelled times")
+    assert (mock.label, mock.verdict.heading) == ("mock, filtered synthetic subset", "Verdict on modelled times")
     assert mock.verdict.judges is not None
     assert all(row[0].startswith("modelled ") for row in mock.verdict.judges.rows)
     assert Origin.MODELLED in mock.overview.origins

@@ -78,3 +78,9 @@ def test_runs_of_other_stacks_are_not_merged() -> None:
         merged(WHOLE, WHOLE)
     with pytest.raises(MergeRefused, match=r"the second manifest is not whole: stated\.commit"):
         merged(WHOLE, {**without("stated.commit"), "digest": "e" * 64})
+
+
+@pytest.mark.covers("BM-16")
+def test_a_cut_trace_is_called_what_it_is() -> None:
+    assert WHOLE["stated"]["trace"]["requests_retained"] < WHOLE["stated"]["trace"]["requests_received"]
+    assert WHOLE["stated"]["trace"]["label"].endswith("filtered synthetic subset")

@@ -211,7 +211,7 @@ def _trace_facts(source: TraceFile, cut: Cut) -> TraceFacts:
         requests_retained=cut.counts.retained,
         excluded=reasons,
         limitations=source.trace.limitations(),
-        label=source.trace.label,
+        label=cut.trace.label,
     )
 
 
