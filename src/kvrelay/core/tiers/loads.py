@@ -24,10 +24,13 @@ class _Load(Struct):
     began_s: list[float | None]  # per tier
     ended_s: list[float]
     moved_bytes: list[int]
+    waiting: int  # keys without an outcome
 
-    @property
-    def waiting(self) -> int:
-        return sum(1 for outcome in self.outcomes if outcome is None)
+    def end(self, position: int, outcome: Outcome) -> None:
+        """The outcome of one key, for good."""
+        assert self.outcomes[position] is None, f"key {position} ends twice"
+        self.outcomes[position] = outcome
+        self.waiting -= 1
 
 
 class _Flight(Struct):
@@ -45,9 +48,8 @@ class Loads:
 
     def ask(self, now_s: float, asked: LoadAsked) -> list[TierEffect]:
         tiers = len(self._shared.tiers)
-        load = _Load(
-            asked, [None] * len(asked.keys), [0] * len(asked.keys), [None] * tiers, [now_s] * tiers, [0] * tiers
-        )
+        keys = len(asked.keys)
+        load = _Load(asked, [None] * keys, [0] * keys, [None] * tiers, [now_s] * tiers, [0] * tiers, keys)
         self._open[asked.load] = load
         effects: list[TierEffect] = []
         for position in range(len(asked.keys)):
@@ -85,7 +87,7 @@ class Loads:
         """Invariants."""
         assert len(self._by_key) == len(self._flights), "two flights for one key"
         for number, load in self._open.items():
-            assert load.waiting, f"load {number} is over and still open"
+            assert load.waiting == load.outcomes.count(None) > 0, f"load {number} is over and still open"
             for position, outcome in enumerate(load.outcomes):
                 waits = [
                     f
@@ -106,7 +108,7 @@ class Loads:
                 return self._fly(now_s, load, position, tier)
             so_far = Outcome.UNAVAILABLE
             self._shared.count(tier.index, "fetch", so_far)
-        load.outcomes[position] = so_far
+        load.end(position, so_far)
         return []
 
     def _fly(self, now_s: float, load: _Load, position: int, tier: TierState) -> list[TierEffect]:
@@ -136,7 +138,7 @@ class Loads:
         for number, position in concerned:
             load = self._open[number]
             if arrived:
-                load.outcomes[position] = Outcome.HIT
+                load.end(position, Outcome.HIT)
                 load.ended_s[tier.index] = now_s
                 load.moved_bytes[tier.index] += event.moved_bytes if (number, position) == flight.owner else 0
             elif event.outcome in (Outcome.HIT, Outcome.SKIPPED):  # too late for the one that it was fetched for
@@ -144,7 +146,7 @@ class Loads:
             elif self._shared.settings.failure_policy == "fallback":
                 effects += self._try_next(now_s, load, position, event.outcome)
             else:
-                load.outcomes[position] = event.outcome
+                load.end(position, event.outcome)
                 effects += self._withdraw_after(load, position)
         for number in dict.fromkeys(number for number, _ in concerned):
             effects += self._finish_if_done(now_s, self._open[number])
@@ -160,7 +162,7 @@ class Loads:
             if tier.reads.withdraw(lambda work, number=number: work.job == number):  # type: ignore[misc]
                 del self._flights[number]
                 del self._by_key[tier.index, flight.fetch.key]
-                load.outcomes[flight.owner[1]] = Outcome.SKIPPED
+                load.end(flight.owner[1], Outcome.SKIPPED)
                 self._shared.count(tier.index, "fetch", Outcome.SKIPPED)
         return []
 
@@ -171,7 +173,7 @@ class Loads:
             if outcome is not None:
                 continue
             place = (load.asked.load, position)
-            load.outcomes[position] = Outcome.TIMEOUT
+            load.end(position, Outcome.TIMEOUT)
             for number, flight in list(self._flights.items()):
                 if place in flight.followers:
                     flight.followers.remove(place)

@@ -137,6 +137,8 @@ class Saves:
 
     def loaded(self, now_s: float, key: bytes, source: TierState) -> list[TierEffect]:
         """A key was loaded from a tier: the ones above it may want a copy."""
+        if source.index == 0:
+            return []
         effects: list[TierEffect] = []
         second_sight = self._shared.seen_before(key)
         for tier in self._shared.tiers[: source.index]:
