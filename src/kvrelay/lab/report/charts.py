@@ -191,7 +191,7 @@ def _hits_chart(results: Mapping[str, PolicyResult]) -> Chart:
     return Chart(
         "hits",
         "Actual hit tokens, every repeat",
-        "Prompt tokens that the engines took from their own cache; each dot is one repeat on a fresh fleet.",
+        "Prompt tokens that the engines took from their own cache; each dot is one repeat.",
         tuple(rows),
         Table(header, tuple(table), origins=origins),
     )
