@@ -64,6 +64,9 @@ def test_names_cannot_break_out_of_the_page() -> None:
     assert data is not None and json.loads(data[1])["charts"]["ttft"]["rows"][0]["policy"] == evil
 
 
+CUT = "filtered synthetic subset"
+
+
 def of_layer(layer: Layer, hardware: Hardware) -> Run:
     """A run that never happened, on workers that it never had."""
     measured = made_up_measured(gates=GATES)
@@ -78,17 +81,17 @@ def of_layer(layer: Layer, hardware: Hardware) -> Run:
 @pytest.mark.covers("BM-31", "BM-07", "GT-08")
 def test_mock_results_have_no_verdict_on_latency_and_no_layer_but_c_is_a_routing_result() -> None:
     mock = view_of(of_layer(Layer.MOCK, Hardware.MOCK))
-    assert (mock.label, mock.verdict.heading) == ("mock, filtered synthetic subset", "Verdict on modelled times")
+    assert (mock.label, mock.verdict.heading) == (f"mock, {CUT}", "Verdict on modelled times")
     assert mock.verdict.judges is not None
     assert all(row[0].startswith("modelled ") for row in mock.verdict.judges.rows)
     assert Origin.MODELLED in mock.overview.origins
     assert mock.charts[0].title == "Modelled time to first token"
 
     one = view_of(of_layer(Layer.ONE_WORKER, Hardware.GPU))
-    assert one.label == "single_worker_baseline" and "no routing result" in one.limitations[0]
+    assert one.label == f"single_worker_baseline, {CUT}" and "no routing result" in one.limitations[0]
 
     fleet = view_of(of_layer(Layer.FLEET, Hardware.CPU))
-    assert (fleet.label, fleet.verdict.heading) == ("routing_result", "Verdict")
+    assert (fleet.label, fleet.verdict.heading) == (f"routing_result, {CUT}", "Verdict")
     assert Origin.MODELLED not in fleet.overview.origins
     assert "not promotable: hardware is unknown" in " ".join(fleet.verdict.chips)
     assert "on CPUs" in fleet.limitations[0]  # as stated; what the arms found was something else, so it is unknown
