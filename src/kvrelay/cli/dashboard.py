@@ -12,6 +12,7 @@ from kvrelay.cli import messages
 from kvrelay.cli.admin_client import AdminClient, AdminUnavailable
 from kvrelay.cli.command_group import CommandGroup
 from kvrelay.cli.messages import dashboard as wording
+from kvrelay.core.gates.gate_file import GateError, limits_of, parse_gates
 from kvrelay.edge.observe.alerts import RUNBOOKS
 from kvrelay.edge.observe.files import grafana_json, metrics_markdown, rules_yaml
 from kvrelay.edge.observe.readings import Span, read_page
@@ -53,6 +54,7 @@ def metrics() -> None:
 )
 def runbook(
     router: str | None = typer.Option(None, metavar="URL", help="Admin port of a running gateway, for the baseline."),
+    gates: Path | None = typer.Option(None, metavar="FILE", help="Gates that the fleet has to keep, for the target."),
     seconds: float = typer.Option(30.0, min=1, max=3600, help="How long the baseline is looked at."),
     token_file: Path | None = typer.Option(None, "--admin-token-file", help="File with the gateway's admin token."),
 ) -> None:
@@ -61,7 +63,23 @@ def runbook(
         baseline = None if router is None else _look(AdminClient(router, token_file), seconds)
     except (AdminUnavailable, OSError, ValueError) as error:
         messages.fail(messages.unusable_input("the gateway", error))
-    sys.stdout.write(runbook_text(baseline=baseline))
+    targets = () if gates is None else _targets(gates)
+    sys.stdout.write(runbook_text(baseline=baseline, drills=drills_of_this_version(), targets=targets))
+
+
+def drills_of_this_version() -> tuple[tuple[str, str], ...]:
+    """Name of each, and what it must show."""
+    from kvrelay.lab.drills.catalog import ALL
+
+    return tuple((drill.name, "; ".join(promise.says for promise in drill.promises)) for drill in ALL.values())
+
+
+def _targets(file: Path) -> tuple[str, ...]:
+    try:
+        gates = parse_gates(file.read_bytes()).gates
+    except (GateError, OSError) as error:
+        messages.fail(messages.unusable_input("the gates", error))
+    return tuple(f"{gate.name}: {', and '.join(map(wording.limit, limits_of(gate.condition)))}" for gate in gates)
 
 
 def _look(client: AdminClient, seconds: float) -> FourNumbers:
