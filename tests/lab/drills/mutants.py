@@ -17,13 +17,12 @@ from kvrelay.core.index.residency import Applied, Residency
 from kvrelay.core.index.sequence import Apply, AskReplay, Sequence
 from kvrelay.core.load.ledger import Ledger
 from kvrelay.core.model.events import ClientLeft, KvBatch
-from kvrelay.core.model.units import Fault
 from kvrelay.core.routing import fleet as fleet_module
 from kvrelay.core.routing.admission import AdmissionQueue
 from kvrelay.core.routing.affinity import Affinity
 from kvrelay.core.routing.epochs import Epochs
 from kvrelay.core.routing.fleet import FleetView
-from kvrelay.core.routing.health import Change, Health
+from kvrelay.core.routing.health import Health
 from kvrelay.core.routing.keeper import Keeper
 from kvrelay.core.routing.retry import Retry
 from kvrelay.core.routing.router import Router
@@ -38,7 +37,6 @@ class Mutant(NamedTuple):
     name: str
     plant: Plant
     caught_by: str = FUZZ
-    seed: int = -1  # the first of the fuzz that finds it
 
 
 def _replacing(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
@@ -55,22 +53,15 @@ def _always(answer: Any) -> Callable[[Any], Any]:
 
 def _keeps_blocks(right: Any) -> Any:
     def drop(self: Residency, slot: int) -> None:
-        self._free_slots.append(slot)  # and its place with all its blocks goes to the next one
+        holder = self._holders.pop(slot)
+        position = holder.bit.bit_length() - 1
+        del self._slot_of_position[position]
+        self._layered[0] &= ~holder.bit
+        self._position_of_slot[slot] = 0
+        self._free_slots.append(slot)
+        self._free_positions.append(position)  # and whoever comes there next has all its blocks
 
     return drop
-
-
-def _seats_where_it_was(right: Any) -> Any:
-    def seat(self: Residency, slot: int, block_size_tokens: int) -> None:
-        if slot not in self._holders:
-            right(self, slot, block_size_tokens)
-
-    return seat
-
-
-def _dead_workers_blocks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Residency, "drop_holder", _keeps_blocks(None))
-    patch.setattr(Residency, "_seat", _seats_where_it_was(Residency._seat))
 
 
 def _takes_all(right: Any) -> Any:
@@ -166,13 +157,6 @@ def _forgets_who_was_tried(right: Any) -> Any:
     return lambda self, now, model, ledger, without: right(self, now, model, ledger, frozenset())
 
 
-def _blames_for_back_pressure(right: Any) -> Any:
-    def failed(self: Health, now: float, request_id: str, fault: Fault) -> Change:
-        return right(self, now, request_id, Fault.CONNECT if fault is Fault.BACK_PRESSURE else fault)
-
-    return failed
-
-
 def _never_up_again(right: Any) -> Any:
     return lambda self, ok: right(self, ok and self.up)
 
@@ -199,7 +183,7 @@ def _rounds_otherwise(right: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("a dead worker's blocks are kept", _dead_workers_blocks),
+    Mutant("a dead worker's blocks are kept", _replacing(Residency, "drop_holder", _keeps_blocks)),
     Mutant("events are applied before the missing ones are replayed", _replacing(Sequence, "offer", _takes_all)),
     Mutant("an event that comes twice counts twice", _replacing(Sequence, "offer", _takes_twice)),
     Mutant("what cannot be replayed is forgotten", _replacing(Sequence, "_lose_until", _skips_silently)),
@@ -220,9 +204,6 @@ MUTANTS = (
     Mutant("who waits in vain stays in the queue", _replacing(AdmissionQueue, "expired", _always([]))),
     Mutant("a worker that was down stays down", _replacing(Health, "probed", _never_up_again)),
     Mutant("a suspended worker stays suspended", _replacing(Health, "_wait", _for_ever)),
-    Mutant(
-        "a full worker is taken for a dead one", _replacing(Health, "failed", _blames_for_back_pressure), "overload"
-    ),
     Mutant("drained workers go on", _replacing(fleet_module.Worker, "leaving", lambda right: False)),
     Mutant("the epoch is written down and not used", _replacing(Epochs, "salted", lambda right: lambda s, t, tag: t)),
     Mutant("the epoch is ignored", _replacing(Epochs, "tag", _always("0")), "rotation-template"),

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from kvrelay.core.model.prompt import TokenIds
 
+FIRST_LETTER, LETTERS = ord("a"), 26
 FIRST_TOKEN, LAST_TOKEN = 300, 500  # ordinary tokens of the smallest vocabulary that we drill, that of a test model
 
 
@@ -33,6 +34,10 @@ class Text(Struct, frozen=True):
         """uint32, shape (tokens,)."""
         drawn = [np.random.default_rng(part.seed).integers(FIRST_TOKEN, LAST_TOKEN, part.tokens) for part in self.parts]
         return np.concatenate(drawn).astype(np.uint32)
+
+    def letters(self) -> str:
+        """As a text of as many letters, for who takes no token ids; a mock worker has one token for each."""
+        return "".join(chr(FIRST_LETTER + int(token) % LETTERS) for token in self.token_ids())
 
 
 def text(seed: int, tokens: int) -> Text:

@@ -25,9 +25,17 @@ def weights(revision: str) -> str:
 
 
 @lru_cache(maxsize=20_000)
-def right_text(text: Text, max_tokens: int, revision: str, adapter: str | None, salt: str | None) -> str:
-    made = text_of(text.token_ids(), max_tokens, weights(revision), adapter, salt, BLOCK_TOKENS)
+def right_text(
+    text: Text, max_tokens: int, revision: str, adapter: str | None, salt: str | None, as_ids: bool = True
+) -> str:
+    made = text_of(
+        text.token_ids() if as_ids else _bytes_of(text), max_tokens, weights(revision), adapter, salt, BLOCK_TOKENS
+    )
     return made.decode("latin-1")
+
+
+def _bytes_of(text: Text) -> TokenIds:
+    return np.frombuffer(text.letters().encode(), dtype=np.uint8).astype(np.uint32)
 
 
 def text_of(

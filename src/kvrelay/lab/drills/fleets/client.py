@@ -58,10 +58,10 @@ class _Chunk(Struct):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
-def body_of(turn: Turn, model: str) -> bytes:
+def body_of(turn: Turn, model: str, *, as_ids: bool) -> bytes:
     members: dict[str, Any] = {
         "model": turn.adapter or model,
-        "prompt": turn.text.token_ids().tolist(),
+        "prompt": turn.text.token_ids().tolist() if as_ids else turn.text.letters(),
         "max_tokens": turn.max_tokens,
         "temperature": 0,
         "ignore_eos": True,
@@ -71,12 +71,12 @@ def body_of(turn: Turn, model: str) -> bytes:
     return msgspec.json.encode(members)
 
 
-async def complete(http: aiohttp.ClientSession, url: str, turn: Turn, model: str) -> Seen:
+async def complete(http: aiohttp.ClientSession, url: str, turn: Turn, model: str, *, as_ids: bool = True) -> Seen:
     """Never raises for what the other side does."""
     seen = Seen(sent_s=time.monotonic())
     try:
         async with asyncio.timeout(turn.leaves_after_s or PATIENCE_S):
-            await _exchange(http, url, turn, model, seen)
+            await _exchange(http, url, turn, body_of(turn, model, as_ids=as_ids), seen)
     except TimeoutError:
         seen.ending = "left"
     except (aiohttp.ClientError, ConnectionError, msgspec.DecodeError):
@@ -85,11 +85,11 @@ async def complete(http: aiohttp.ClientSession, url: str, turn: Turn, model: str
     return seen
 
 
-async def _exchange(http: aiohttp.ClientSession, url: str, turn: Turn, model: str, seen: Seen) -> None:
+async def _exchange(http: aiohttp.ClientSession, url: str, turn: Turn, body: bytes, seen: Seen) -> None:
     headers = {"content-type": "application/json", REQUEST_HEADER: turn.id}
     if turn.session is not None:
         headers[SESSION_HEADER] = turn.session
-    async with http.post(f"{url}/v1/completions", data=body_of(turn, model), headers=headers) as response:
+    async with http.post(f"{url}/v1/completions", data=body, headers=headers) as response:
         seen.http_status = response.status
         seen.worker = response.headers.get(WORKER_HEADER)
         if response.status != 200:

@@ -21,6 +21,7 @@ class Front(Protocol):
     """Valid from `start` to `stop`, which ends it in whatever state it is."""
 
     name: str
+    takes_token_ids: bool  # else prompts are sent as text
 
     @property
     def url(self) -> str: ...

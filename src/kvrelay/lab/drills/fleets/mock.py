@@ -105,7 +105,7 @@ class MockProcessFleet:
 
     async def _client(self, begins_s: float, turn: Turn) -> Seen:
         await asyncio.sleep(max(0.0, begins_s + turn.at_s - self.now_s))
-        return await complete(self._http, self._front.url, turn, self.model)
+        return await complete(self._http, self._front.url, turn, self.model, as_ids=self._front.takes_token_ids)
 
     async def _blow(self, at_s: float, action: act.Action) -> None:
         await asyncio.sleep(max(0.0, at_s - self.now_s))
@@ -159,7 +159,8 @@ class MockProcessFleet:
         salt = salt_of(None if receipt is None else receipt.epoch)
         revisions = dict.fromkeys(process.plan.revision for process in self._processes.by_name.values())
         return {
-            revision: right_text(turn.text, turn.max_tokens, revision, turn.adapter, salt) for revision in revisions
+            revision: right_text(turn.text, turn.max_tokens, revision, turn.adapter, salt, self._front.takes_token_ids)
+            for revision in revisions
         }
 
     # --- what is done ------------------------------------------------------------------------------------------------
@@ -295,6 +296,7 @@ class MockProcessFleet:
     async def _real(self, process: Process, text: Text, salt: str | None) -> int | None:
         if not process.running.alive or process.frozen:
             return None
-        question = {"prompt": text.token_ids().tolist(), "cache_salt": salt}
+        prompt = text.token_ids().tolist() if self._front.takes_token_ids else text.letters()
+        question = {"prompt": prompt, "cache_salt": salt}
         tokens: int = (await self._worker_call(process, "/mock/holds", question))["tokens"]
         return tokens

@@ -34,6 +34,7 @@ class OtherRouter:
 
     def __init__(self, command: str, *, name: str = "another router") -> None:
         self.name = name
+        self.takes_token_ids = False  # some refuse anything but text
         self.url = ""
         self._command = command
         self._process: asyncio.subprocess.Process | None = None
@@ -55,7 +56,7 @@ class OtherRouter:
         await self._until_it_serves()
 
     async def _until_it_serves(self) -> None:
-        question = {"model": "mock-model", "prompt": [300] * 8, "max_tokens": 1}
+        question = {"model": "mock-model", "prompt": "are you there", "max_tokens": 1}
         async with asyncio.timeout(READY_WITHIN_S), aiohttp.ClientSession() as http:
             while True:
                 try:

@@ -32,6 +32,7 @@ class _Recent(msgspec.Struct):
 
 class OurGateway:
     name = "kvrelay"
+    takes_token_ids = True
 
     def __init__(self, *, model: str = MODEL) -> None:
         self._model = model

@@ -49,6 +49,7 @@ from kvrelay.lab.sim.world import World
 MODEL, ADAPTER = "mock-model", "ad"
 SALTS = (None, "salt-of-one", "salt-of-two")
 INTERVAL_S = 0.5
+QUEUE_WAIT_S = 2.0
 RECOVERY_S = 12.0  # a worker that was slow is tried again after ten seconds
 BURSTS, BURST_EVERY_S, BURST_TOKENS = 8, 0.4, 80
 SETTLE_S = 4.0
@@ -72,7 +73,12 @@ class Run:
         self.schedule = schedule
         self.weather = FuzzWeather()
         self.requests: dict[str, SimRequest] = {}
-        self._watchman = Watchman(attempts=plan.attempts, requests=self.requests, published=self.weather.published)
+        self._watchman = Watchman(
+            attempts=plan.attempts,
+            queue_wait_s=QUEUE_WAIT_S,
+            requests=self.requests,
+            published=self.weather.published,
+        )
         self._seen: list[Event] = []
         self._asks: dict[str, Ask] = {}
         self._removed: set[str] = set()
@@ -89,7 +95,7 @@ class Run:
                 retry_budget_ratio=1.0,
                 migrate=plan.migrate,
                 queue_depth=plan.queue_depth,
-                queue_wait_s=2.0,
+                queue_wait_s=QUEUE_WAIT_S,
                 speculative_deadline_s=5.0,
                 max_orphan_blocks=MAX_ORPHANS,
                 max_pending_batches=MAX_PENDING_BATCHES,

@@ -48,10 +48,16 @@ class Watchman:
     """One run's observer; `requests` and `published` are filled by others while it runs."""
 
     def __init__(
-        self, *, attempts: int, requests: Mapping[str, SimRequest], published: Mapping[WorkerId, set[int]]
+        self,
+        *,
+        attempts: int,
+        queue_wait_s: float,
+        requests: Mapping[str, SimRequest],
+        published: Mapping[WorkerId, set[int]],
     ) -> None:
         self.steps = 0
         self._attempts = attempts
+        self._queue_wait_s = queue_wait_s
         self._requests = requests
         self._published = published
         self._tried: dict[str, list[str]] = {}
@@ -148,6 +154,8 @@ class Watchman:
         _hold(request_id in self._open, f"a receipt of {request_id}, which never arrived")
         self._open.discard(request_id)
         self._ended.add(request_id)
+        waited_ms = receipt.router_queue_ms or 0.0
+        _hold(waited_ms <= self._queue_wait_s * 1000 + 1, f"{request_id} waited {waited_ms:.0f} ms for a place")
         self._claim_was_published(receipt)
 
     def _claim_was_published(self, receipt: Receipt) -> None:
