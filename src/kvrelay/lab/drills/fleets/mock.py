@@ -129,6 +129,7 @@ class MockProcessFleet:
         receipt = receipts[-1] if receipts else None
         sent_s, ended_s = seen.sent_s - self._began_s, seen.ended_s - self._began_s
         cut = seen.ending == "broken" and not receipts and self._front_restarted(sent_s, ended_s + POLL_S)
+        unsent = seen.ending == "left" and not receipts  # perhaps before a byte of it was written: nobody can tell
         worker = seen.worker or self._lives.get(seen.life or "")
         return Outcome(
             id=turn.id,
@@ -148,7 +149,7 @@ class MockProcessFleet:
             cached_tokens=seen.cached_tokens,
             wrong_reuse_blocks=seen.wrong_reuse_blocks,
             receipt=receipt,
-            receipts=None if receipts is None else len(receipts),
+            receipts=None if receipts is None or unsent else len(receipts),
         )
 
     def _front_restarted(self, sent_s: float, ended_s: float) -> bool:
