@@ -16,7 +16,7 @@ from kvrelay.lab.arms.ruling import Run, rule_on
 from kvrelay.lab.report.limitations import EXCLUDED_WORDS, limitations
 from kvrelay.lab.report.markdown import render_markdown
 from kvrelay.lab.report.page import render_page
-from kvrelay.lab.report.table import Origin, Table, milliseconds, percent, tokens
+from kvrelay.lab.report.table import Origin, Table, milliseconds, number, percent, tokens
 from kvrelay.lab.report.view import failures_table, view_of
 
 
@@ -30,6 +30,7 @@ def test_table_is_aligned_text_and_escaped_html() -> None:
 
 def test_unknown_is_a_word_and_never_zero() -> None:
     assert (milliseconds(None), tokens(None), percent(None)) == ("unknown", "unknown", "unknown")
+    assert (number(10_472.4), number(0.0), number(4.2921)) == ("10,472", "0", "4.292")
     assert (milliseconds(0.0), milliseconds(12.34), milliseconds(1234.5)) == ("0.0", "12.3", "1,234")
     assert (tokens(5, signed=True), tokens(-5, signed=True), tokens(0, signed=True)) == ("+5", "-5", "0")
 

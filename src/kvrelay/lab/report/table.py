@@ -85,6 +85,11 @@ def milliseconds(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
+def number(value: float) -> str:
+    """Four digits that count, never an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def tokens(value: int | None, *, signed: bool = False) -> str:
     if value is None:
         return UNKNOWN

@@ -12,7 +12,7 @@ from kvrelay.core.gates.judge import FinalJudge, GateOutcome, Value, Verdict
 from kvrelay.core.gates.metrics import METRICS
 from kvrelay.lab.arms.measure import Measured
 from kvrelay.lab.arms.ruling import Ruling
-from kvrelay.lab.report.table import Origin, Table, interval
+from kvrelay.lab.report.table import Origin, Table, interval, number
 
 JUDGE_WORDS = {
     "ttft_p95_ms": "p95 time to first token, ms",
@@ -116,7 +116,7 @@ def _judge(judge: FinalJudge, *, modelled: bool) -> tuple[str, ...]:
     ratio = "unknown" if judge.ratio is None else f"{judge.ratio:.3f}"
     effect = "one value per arm" if judge.effect is None else interval(judge.effect)
     never = "never answered" if judge.never_answered else "unknown"
-    sides = (never if value is None else f"{value:,.4g}" for value in (judge.baseline, judge.candidate))
+    sides = (never if value is None else number(value) for value in (judge.baseline, judge.candidate))
     return (name, *sides, ratio, effect)
 
 
@@ -126,7 +126,7 @@ def _value(figures: Mapping[str, Value], metric: str) -> str:
         return value.reason or "unknown"
     if value.value == float("inf"):
         return "never answered"
-    shown = f"{100 * value.value:.1f} %" if metric.endswith("_ratio") else f"{value.value:,.4g}"
+    shown = f"{100 * value.value:.1f} %" if metric.endswith("_ratio") else number(value.value)
     return f"{shown} of {value.count}" if METRICS[metric].kind.value == "reuse" else shown
 
 
