@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 90.0
 S3_KEYS = ("testkey", "testsecret")
 
 
@@ -113,6 +113,7 @@ def seaweed(folder: Path) -> Server:
         "-volume.max=20",
         "-master.volumeSizeLimitMB=64",
         "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
     ]
     for name, port in ports.items():
         command += [f"-{name}.port={port}", f"-{name}.port.grpc={grpc[name]}"]
