@@ -20,7 +20,7 @@ baseline_run = "this-run"
 [[gate]]
 name = "waiting"
 metric = "ttft_p95_ms"
-at_most = 2000
+at_most_ratio = 0.9
 """
 
 
@@ -42,7 +42,7 @@ def test_files_are_printed_as_they_are_kept() -> None:
 def test_a_runbook_states_the_gates_as_target_and_has_acceptance_for_every_drill(tmp_path: Path) -> None:
     (tmp_path / "gates.toml").write_text(GATES)
     text = run("runbook", "--gates", str(tmp_path / "gates.toml"))
-    assert "- waiting: `ttft_p95_ms` at most 2000\n" in text
+    assert "- waiting: `ttft_p95_ms` at most 0.9 times that of the baseline\n" in text
     for name in ALL:
         assert f"\n| `{name}` | " in text
     assert "Not taken. Name a running gateway" in text

@@ -83,8 +83,8 @@ CASES: dict[str, tuple[Series, Series]] = {
     "index_stale": (claims(1000), claims(100)),
     "hot_worker": (active(20), active(5)),
     "breaker_open": (
-        level("kvrelay_store_breaker_open", 1, 'tier="remote"'),
-        level("kvrelay_store_breaker_open", 0, 'tier="remote"'),
+        level("kvrelay_store_in_use", 0, 'tier="remote"'),
+        level("kvrelay_store_in_use", 1, 'tier="remote"'),
     ),
     "orphan_growth": (
         {'kvrelay_orphan_blocks{worker="a"}': f"0+20x{MINUTES}"},

@@ -27,7 +27,7 @@ from kvrelay.core.doctor.window_rules import (
     STALE_RATIO,
     YOUNG_S,
 )
-from kvrelay.edge.observe.promql import hit_ratio, increase, judged_tokens, level, observed, quantile
+from kvrelay.edge.observe.promql import hit_ratio, increase, judged_tokens, observed, quantile
 from kvrelay.edge.observe.windows import FAILED
 
 WINDOW = "10m"
@@ -147,7 +147,7 @@ ALERTS = (
         code="breaker_open",
         name="KvrelayBreakerOpen",
         severity="ticket",
-        expression=f"{level('kvrelay_store_breaker_open', by=('tier',))} > 0",
+        expression="min by (tier) (kvrelay_store_in_use) == 0",
         lasting="1m",
         summary="Tier {{ $labels.tier }} of the store is out of use.",
     ),

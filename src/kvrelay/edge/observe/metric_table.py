@@ -277,11 +277,22 @@ _ALL = (
         "kvrelay_store_seconds", "Time of operations on a tier of the store.", Row.TRANSFER, ("tier", "op"), "store"
     ),
     _gauge(
-        "kvrelay_store_breaker_open",
+        "kvrelay_store_in_use",
         "boolean",
-        "1 while a tier of the store is out of use.",
+        "1 while a tier of the store is asked, 0 while it is out of use.",
         Row.TRANSFER,
         ("tier",),
+        "store",
+        "min",
+    ),
+    _gauge("kvrelay_store_used_bytes", "bytes", "Bytes that a tier holds.", Row.TRANSFER, ("tier",), "store"),
+    _gauge("kvrelay_store_capacity_bytes", "bytes", "Bytes that a tier may hold.", Row.TRANSFER, ("tier",), "store"),
+    _counter(
+        "kvrelay_store_phantoms_total",
+        "objects",
+        "Objects that a tier listed and then did not have.",
+        Row.TRANSFER,
+        (),
         "store",
     ),
     # --- task result

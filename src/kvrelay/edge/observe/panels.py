@@ -239,8 +239,21 @@ PANELS: tuple[Panel, ...] = (
         row=Row.TRANSFER,
         title="Tiers out of use",
         unit="short",
-        queries=(Query(level("kvrelay_store_breaker_open", by=("tier",)), "{{tier}}", STORE),),
-        metrics=("kvrelay_store_breaker_open",),
+        queries=(
+            Query("1 - min by (tier) (kvrelay_store_in_use)", "{{tier}} out of use", STORE),
+            Query(rate("kvrelay_store_phantoms_total"), "listed and not there, per second", STORE),
+        ),
+        metrics=("kvrelay_store_in_use", "kvrelay_store_phantoms_total"),
+    ),
+    Panel(
+        row=Row.TRANSFER,
+        title="Bytes held and allowed",
+        unit="bytes",
+        queries=tuple(
+            Query(level(f"kvrelay_store_{what}_bytes", by=("tier",)), f"{{{{tier}}}} {what}", STORE)
+            for what in ("used", "capacity")
+        ),
+        metrics=("kvrelay_store_used_bytes", "kvrelay_store_capacity_bytes"),
     ),
     _rates(Row.TRANSFER, "Loaded for requests", "Bps", "kvrelay_remote_bytes_read_total"),
     _rates(Row.TRANSFER, "Fallbacks by reason", "reqps", "kvrelay_fallbacks_total", "reason"),

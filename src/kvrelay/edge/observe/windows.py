@@ -10,7 +10,7 @@ from kvrelay.edge.observe.metrics import CACHE_STATES, LONGEST_PROMPTS, PROMPT_C
 from kvrelay.edge.observe.readings import Span
 
 FAILED = tuple(status.value for status in (Status.REFUSED, Status.WORKER_LOST, Status.TIMEOUT, Status.ERROR))
-BREAKER = "kvrelay_store_breaker_open"
+IN_USE = "kvrelay_store_in_use"
 
 
 class FourNumbers(Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ def four_numbers(span: Span) -> FourNumbers:
 def window(span: Span, *, now_s: float) -> Window:
     """`now_s`: wall time at the end, for the ages of workers."""
     eligible, hit = _eligible_and_hit(span)
-    breakers = span.after.by(BREAKER, "tier")
+    in_use = span.after.by(IN_USE, "tier")
     return Window(
         seconds=span.seconds,
         requests=round(span.increase("kvrelay_requests_total") or 0),
@@ -57,7 +57,7 @@ def window(span: Span, *, now_s: float) -> Window:
             _prompt_class(span, name) for name in (*(name for _, name in PROMPT_CLASSES), LONGEST_PROMPTS)
         ),
         remote_bytes=span.increase("kvrelay_remote_bytes_read_total"),
-        open_breakers=tuple(tier for tier, is_open in breakers.items() if is_open) if breakers else None,
+        open_breakers=tuple(tier for tier, is_asked in in_use.items() if not is_asked) if in_use else None,
         workers=_workers(span, now_s),
     )
 

@@ -141,7 +141,7 @@ def _tiers(span: Span) -> Json:
             "outcomes": span.increase_by("kvrelay_store_ops_total", "outcome", tier=tier),
             "read_bytes": span.increase("kvrelay_store_bytes_total", tier=tier, direction="read"),
             "p95_s": span.quantile("kvrelay_store_seconds", 0.95, tier=tier),
-            "out_of_use": bool(span.after.total("kvrelay_store_breaker_open", tier=tier)),
+            "out_of_use": span.after.total("kvrelay_store_in_use", tier=tier) == 0,
         }
         for tier in dict.fromkeys((*index, *hits, *claimed, *stores))
     ]
