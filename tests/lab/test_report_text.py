@@ -139,5 +139,6 @@ def test_markdown_has_the_verdict_first_and_every_table() -> None:
 
     titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert titles[:2] == ["Verdict on modelled times", "Figures"]
+    assert re.search(r"^\*\*(PASS|FAIL|UNKNOWN): cache_load against round_robin\*\*$", text, re.MULTILINE)
     assert "| gate | outcome | measured, and what was asked |" in text
     assert "What this run cannot show" in titles and "| **cache_load (winner)** |" in text

@@ -25,7 +25,8 @@ def render_markdown(view: View) -> str:
 
 
 def _verdict(verdict: VerdictView) -> list[str]:
-    parts = [f"## {verdict.heading}", f"**{verdict.sentence}**", _list(verdict.reasons)]
+    word = "" if verdict.word == "ranking" else f"{verdict.word.upper()}: "
+    parts = [f"## {verdict.heading}", f"**{word}{verdict.sentence}**", _list(verdict.reasons)]
     parts.append("; ".join(verdict.chips) + ".")
     parts.append(_list(f"{name}: {value}" for name, value in verdict.facts))
     if verdict.judges is not None:
