@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +15,8 @@ import pytest
 
 from tests.real.client import Client
 from tests.real.engine import EngineUnavailable, VllmWorker, installed
+from tests.real.engine import free_port as free_port
+from tests.real.kv_pair import kv_pair as kv_pair
 
 
 class RealWorker(Protocol):
@@ -46,12 +47,24 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmWork
 
 
 @contextmanager
-def gateway(workers: Iterable[RealWorker], receipts: Path, *, index_state: str = "live") -> Iterator[Client]:
-    """`kvrelay serve` as a process of its own, once it believes of every worker what it can."""
+def gateway(
+    workers: Iterable[RealWorker],
+    receipts: Path,
+    *,
+    index_state: str = "live",
+    kv_reports: Mapping[str, str] | None = None,
+) -> Iterator[Client]:
+    """`kvrelay serve` as a process of its own, once it believes of every worker what it can.
+
+    `kv_reports`: where the KV connectors of workers answer, by the workers' URLs.
+    """
     workers = tuple(workers)
+    config = receipts.with_suffix(".toml")
+    entries = [{"url": worker.url, "kv_report": (kv_reports or {}).get(worker.url)} for worker in workers]
+    lines = [[f"{key} = {json.dumps(value)}" for key, value in entry.items() if value] for entry in entries]
+    config.write_text("".join("[[workers]]\n" + "\n".join(entry) + "\n" for entry in lines))
     command = [sys.executable, "-m", "kvrelay.cli.main", "serve", "--port", "0", "--admin-port", "0", "--json"]
-    for worker in workers:
-        command += ["--worker", worker.url]
+    command += ["-c", str(config)]
     environment = {**os.environ, "KVRELAY_HEALTH__INTERVAL_S": "0.5", "KVRELAY_RECEIPTS__PATH": str(receipts)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
     try:
@@ -63,10 +76,3 @@ def gateway(workers: Iterable[RealWorker], receipts: Path, *, index_state: str =
     finally:
         process.terminate()
         process.communicate(timeout=60)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

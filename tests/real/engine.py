@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -108,6 +109,7 @@ class VllmWorker:
                 "8",
             ),
             *("--enforce-eager", "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(events)),
+            *self.more_arguments(),
             *(() if self._blocks is None else ("--num-gpu-blocks-override", str(self._blocks))),
         ]
         log = (self._folder / f"{self.name}.log").open("ab")
@@ -115,6 +117,10 @@ class VllmWorker:
             self._process = subprocess.Popen(
                 command, env=self._environment(), stdout=log, stderr=log, start_new_session=True
             )
+
+    def more_arguments(self) -> tuple[str, ...]:
+        """What a special kind of worker is started with besides."""
+        return ()
 
     def _context_tokens(self) -> str:
         room = CONTEXT_TOKENS if self._blocks is None else (self._blocks - 1) * BLOCK_SIZE
@@ -148,3 +154,10 @@ class VllmWorker:
         }
         inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")}
         return inherited | ours
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
