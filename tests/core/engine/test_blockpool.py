@@ -36,10 +36,13 @@ class NaivePool:
             self.references[block_id] += 1
 
     def release(self, block_ids: list[int]) -> None:
+        named = {block_id for _, block_id in self.names}
+        nameless = []
         for block_id in block_ids:
             self.references[block_id] -= 1
             if self.references[block_id] == 0:
-                self.free.append(block_id)
+                (self.free if block_id in named else nameless).append(block_id)
+        self.free = nameless + self.free
 
     def find(self, name: int) -> int | None:
         return next((block_id for known, block_id in self.names if known == name), None)

@@ -7,8 +7,9 @@ block and output blocks too. This is the very block pool of our mock engine.
 SGLang keeps a radix tree whose edges are runs of tokens, and evicts whole leaves, least recently used first: a long
 leaf goes at once, and an inner edge is safe while anything hangs on it. Modelled with pages of one block.
 
-Both have the same outline. `run(keys, hits=, unnamed_blocks=)` lets a whole request pass: its `hits` leading blocks are
-read, its other blocks and `unnamed_blocks` more (a partial last one, output) are computed into fresh room. `too_large`
+Both have the same outline. `run(keys, hits=, answer_blocks=, partial_blocks=)` lets a whole request pass: its `hits`
+leading blocks are read; its other blocks, those that its answer fills and a partial last one are computed into fresh
+room. `too_large`
 counts requests that need more than there is, which an engine of this size refuses.
 """
 
@@ -29,17 +30,18 @@ class VllmBlocks:
         self.capacity = capacity
         self.too_large = 0
         self._pool = BlockPool(capacity)
+        self._answers = 0  # what was generated has names of its own, below 0: no prompt of the trace asks for it
         self._on_gone = on_gone
 
     def __contains__(self, key: int) -> bool:
         return self._pool.find(key) is not None
 
     def __len__(self) -> int:
-        return sum(1 for _ in self._pool.named())
+        return sum(1 for block in self._pool.named() if block.name is not None and block.name >= 0)
 
-    def run(self, keys: Sequence[int], *, hits: int, unnamed_blocks: int) -> None:
+    def run(self, keys: Sequence[int], *, hits: int, answer_blocks: int = 0, partial_blocks: int = 0) -> None:
         pool = self._pool
-        needed = len(keys) + unnamed_blocks
+        needed = len(keys) + answer_blocks + partial_blocks
         if needed > self.capacity:
             self.too_large += 1
             return
@@ -50,12 +52,14 @@ class VllmBlocks:
             held.append(block)
         pool.touch(held)
         held += pool.take(needed - hits)
-        for block, key in zip(held[hits:], keys[hits:], strict=False):
+        answers = range(self._answers - 1, self._answers - 1 - answer_blocks, -1)
+        self._answers -= answer_blocks
+        for block, key in zip(held[hits:], (*keys[hits:], *answers), strict=False):
             pool.give_name(block, key, b"")
         for event in pool.take_changes():
             if isinstance(event, BlocksRemoved):
                 for key in event.hashes:
-                    if key not in self:
+                    if key >= 0 and key not in self:
                         self._on_gone(key, Departure.CAPACITY)
         pool.release(reversed(held))
 
@@ -63,7 +67,7 @@ class VllmBlocks:
         """Nothing expires here."""
 
     def clear(self, why: Departure) -> None:
-        gone = dict.fromkeys(block.name for block in self._pool.named() if block.name is not None)
+        gone = dict.fromkeys(block.name for block in self._pool.named() if block.name is not None and block.name >= 0)
         self._pool.clear()
         self._pool.take_changes()
         for key in gone:
@@ -100,14 +104,15 @@ class SglangRadix:
     def __len__(self) -> int:
         return len(self._node_of)
 
-    def run(self, keys: Sequence[int], *, hits: int, unnamed_blocks: int) -> None:
+    def run(self, keys: Sequence[int], *, hits: int, answer_blocks: int = 0, partial_blocks: int = 0) -> None:
         """What is there already is used, also beyond `hits`: the tree keeps no second copy."""
-        if len(keys) + unnamed_blocks > self.capacity:
+        fresh = answer_blocks + partial_blocks
+        if len(keys) + fresh > self.capacity:
             self.too_large += 1
             return
         self._clock += 1
         node, matched = self._walk(keys)
-        self._make_room(len(keys) - hits + unnamed_blocks, node)
+        self._make_room(len(keys) - hits + fresh, node)
         if matched < len(keys):
             child = _Node(list(keys[matched:]), node)
             child.used = self._clock

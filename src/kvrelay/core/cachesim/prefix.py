@@ -131,9 +131,14 @@ class PrefixCaches:
 
     def _admit(self, cache: Cache, request: PrefixRequest, matched: int) -> None:
         if isinstance(cache, EngineModel):
-            all_blocks = -(-(request.input_tokens + request.output_tokens) // self._size)
-            full = request.input_tokens // self._size
-            cache.run(request.blocks, hits=matched, unnamed_blocks=all_blocks - full)
+            computed = request.input_tokens + max(0, request.output_tokens - 1)  # the last token is not computed
+            full = computed // self._size
+            cache.run(
+                request.blocks,
+                hits=matched,
+                answer_blocks=full - request.input_tokens // self._size,
+                partial_blocks=-(-computed // self._size) - full,
+            )
         else:
             cache.admit(request.blocks, request.at_s)
 

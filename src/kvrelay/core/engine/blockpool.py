@@ -50,6 +50,15 @@ class FreeQueue:
         self._tail.previous_free = block
         self.count += 1
 
+    def prepend(self, block: Block) -> None:
+        first = self._head.next_free
+        assert first is not None and block.next_free is None, f"block {block.block_id} is already queued"
+        first.previous_free = block
+        block.next_free = first
+        block.previous_free = self._head
+        self._head.next_free = block
+        self.count += 1
+
     def remove(self, block: Block) -> None:
         before, after = block.previous_free, block.next_free
         assert before is not None and after is not None, f"block {block.block_id} is not queued"
@@ -121,12 +130,19 @@ class BlockPool:
         return taken
 
     def release(self, blocks: Iterable[Block]) -> None:
-        """One reference less to each; the ones nobody holds queue up in the order given."""
+        """One reference less to each; the ones nobody holds queue up in the order given. Those without a name are of no
+        use to anybody and are taken first, as in vLLM."""
+        nameless: list[Block] = []
         for block in blocks:
             assert block.references > 0, f"block {block.block_id} is released without a reference"
             block.references -= 1
             if block.references == 0:
-                self._free.append(block)
+                if block.name is None:
+                    nameless.append(block)
+                else:
+                    self._free.append(block)
+        for block in reversed(nameless):
+            self._free.prepend(block)
 
     def give_name(self, block: Block, name: int, payload: bytes) -> None:
         """The block is full and computed: others may find it from now on."""
