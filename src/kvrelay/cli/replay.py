@@ -156,7 +156,9 @@ def _where(trace: Any, fleet: Path | None, workers: int, wishes: Any) -> tuple[A
     if fleet is None:
         settings = wished(settings_for(trace, workers=workers, repeats=1, policies=(), seed=1), wishes)
         return FreshMocks(settings.fleet, ready_timeout_s=settings.ready_timeout_s), settings
-    _, standing, described = standing_fleet(fleet)
+    file, standing, described = standing_fleet(fleet)
+    if file.has_router:
+        messages.say(words.router_not_used(fleet))
     return standing, standing_settings(trace, described.workers, wishes)
 
 

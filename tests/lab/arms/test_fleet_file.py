@@ -35,6 +35,9 @@ def test_a_fleet_with_everything(tmp_path: Path) -> None:
     assert fleet.headers(fleet.workers[0]) == {"Authorization": "Bearer secret"}
     assert fleet.lines(fleet.workers[1]) == ('url = "http://127.0.0.1:8101"', 'name = "b"')
     assert fleet.model == StatedModel("/models/one")
+    assert not fleet.has_router
+    (tmp_path / "fleet.toml").write_text(f'{WHOLE}[router]\nurl = "http://127.0.0.1:8000"\n')
+    assert read_fleet(tmp_path / "fleet.toml").has_router
     assert fleet.notes == {"b": Note("elsewhere:/var/log/b.log")}
 
 

@@ -127,6 +127,10 @@ def reset_was_refused(detail: str) -> str:
     )
 
 
+def router_not_used(path: object) -> str:
+    return f"note: `[router]` in `{path}` is not used: every arm has a router of its own, with an empty index"
+
+
 def no_run(detail: str) -> str:
     return f"error: no run can be read there: {detail}\nhint: name the folder that `--out` of a replay or demo named"
 

@@ -49,6 +49,7 @@ class FleetFile(Struct, frozen=True, eq=False):
     workers: tuple[WorkerConfig, ...]
     model: StatedModel
     notes: Mapping[str, Note]
+    has_router: bool = False  # arms do not use it: each has a router of its own
 
     def lines(self, worker: WorkerConfig) -> tuple[str, ...]:
         """Of the worker's table in a gateway's configuration, with what was set and nothing else."""
@@ -85,7 +86,7 @@ def read_fleet(path: Path) -> FleetFile:
     strangers = [name for name in notes if name not in {worker.name for worker in workers}]
     if strangers:
         raise FleetFileError(f"a note on `{strangers[0]}`", f"notes on {', '.join(worker.name for worker in workers)}")
-    return FleetFile(workers, model, notes)
+    return FleetFile(workers, model, notes, "router" in table)
 
 
 def _worker(number: int, item: Any, path: Path) -> WorkerConfig:
