@@ -75,7 +75,7 @@ def test_deleting_reaches_every_tier(store: TieredStore) -> None:
 
 
 def test_what_another_process_fetched_moves_the_break_even(tmp_path: Path) -> None:
-    store = open_tiers({"url": f"file://{tmp_path}", "name": "disk"})
+    store = open_tiers({"url": f"file://{tmp_path}", "name": "disk"}, deadline_ms=30_000)
     try:
         keep_all(store)
         store.observe_prefill(tokens=1000, ms=100.0)
