@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,14 +59,15 @@ class Prometheus:
 
 
 @contextmanager
-def scraping(admin_url: str, folder: Path, rules: str) -> Iterator[Prometheus]:
+def scraping(urls: Sequence[str], folder: Path, rules: str) -> Iterator[Prometheus]:
     if shutil.which("prometheus") is None:
         pytest.fail("no `prometheus` here: `make prometheus` installs the Debian package", pytrace=False)
     (folder / "kvrelay.rules.yml").write_text(rules)
+    targets = [url.partition("://")[2] for url in urls]
     config = {
         "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": "1s"},
         "rule_files": ["kvrelay.rules.yml"],
-        "scrape_configs": [{"job_name": "kvrelay", "static_configs": [{"targets": [admin_url.partition("://")[2]]}]}],
+        "scrape_configs": [{"job_name": "kvrelay", "static_configs": [{"targets": targets}]}],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))
     with socket.socket() as probe:

@@ -18,11 +18,10 @@ QUANTILES = (0.5, 0.95, 0.99)
 
 
 class Query(Struct, frozen=True):
-    """`legend` in Grafana's notation. `needs`: a part of the product without which nobody can answer it."""
+    """`legend` in Grafana's notation."""
 
     expression: str
     legend: str
-    needs: str | None = None
 
 
 class Panel(Struct, frozen=True, kw_only=True):
@@ -45,14 +44,14 @@ def _waiting(name: str, title: str, row: Row = Row.WAITING) -> Panel:
     return Panel(row=row, title=title, unit="s", queries=tuple(queries), metrics=(name,))
 
 
-def _rates(row: Row, title: str, unit: str, name: str, *by: str, needs: str | None = None) -> Panel:
+def _rates(row: Row, title: str, unit: str, name: str, *by: str) -> Panel:
     where = WORKER if "worker" in METRICS[name].labels else ""
     legend = " ".join(f"{{{{{label}}}}}" for label in by) or title
     return Panel(
         row=row,
         title=title,
         unit=unit,
-        queries=(Query(rate(name, by=by, where=where), legend, needs),),
+        queries=(Query(rate(name, by=by, where=where), legend),),
         metrics=(name,),
     )
 
@@ -195,7 +194,6 @@ def _task_panels() -> tuple[Panel, ...]:
     )
 
 
-STORE = "store"
 TIER_OP = ("tier", "op")
 PANELS: tuple[Panel, ...] = (
     _waiting("kvrelay_ttft_seconds", "Time to first token"),
@@ -219,29 +217,25 @@ PANELS: tuple[Panel, ...] = (
     _waiting("kvrelay_decision_seconds", "Routing decision", Row.LOAD),
     _rates(Row.LOAD, "Spills", "reqps", "kvrelay_spills_total"),
     _rates(Row.LOAD, "Output tokens", "short", "kvrelay_completion_tokens_total"),
-    _rates(Row.TRANSFER, "Bytes moved", "Bps", "kvrelay_store_bytes_total", "tier", "direction", needs=STORE),
+    _rates(Row.TRANSFER, "Bytes moved", "Bps", "kvrelay_store_bytes_total", "tier", "direction"),
     Panel(
         row=Row.TRANSFER,
         title="Fetch and store latency",
         unit="s",
         queries=tuple(
-            Query(
-                quantile("kvrelay_store_seconds", q, by=("tier", "op")), f"p{q * 100:g} {{{{tier}}}} {{{{op}}}}", STORE
-            )
+            Query(quantile("kvrelay_store_seconds", q, by=("tier", "op")), f"p{q * 100:g} {{{{tier}}}} {{{{op}}}}")
             for q in QUANTILES
         ),
         metrics=("kvrelay_store_seconds",),
     ),
-    _rates(
-        Row.TRANSFER, "Operations by outcome", "ops", "kvrelay_store_ops_total", "tier", "op", "outcome", needs=STORE
-    ),
+    _rates(Row.TRANSFER, "Operations by outcome", "ops", "kvrelay_store_ops_total", "tier", "op", "outcome"),
     Panel(
         row=Row.TRANSFER,
         title="Tiers out of use",
         unit="short",
         queries=(
-            Query("1 - min by (tier) (kvrelay_store_in_use)", "{{tier}} out of use", STORE),
-            Query(rate("kvrelay_store_phantoms_total"), "listed and not there, per second", STORE),
+            Query("1 - min by (tier) (kvrelay_store_in_use)", "{{tier}} out of use"),
+            Query(rate("kvrelay_store_phantoms_total"), "listed and not there, per second"),
         ),
         metrics=("kvrelay_store_in_use", "kvrelay_store_phantoms_total"),
     ),
@@ -250,7 +244,7 @@ PANELS: tuple[Panel, ...] = (
         title="Bytes held and allowed",
         unit="bytes",
         queries=tuple(
-            Query(level(f"kvrelay_store_{what}_bytes", by=("tier",)), f"{{{{tier}}}} {what}", STORE)
+            Query(level(f"kvrelay_store_{what}_bytes", by=("tier",)), f"{{{{tier}}}} {what}")
             for what in ("used", "capacity")
         ),
         metrics=("kvrelay_store_used_bytes", "kvrelay_store_capacity_bytes"),
