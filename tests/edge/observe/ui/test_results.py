@@ -36,6 +36,20 @@ def test_all_drills_passed_is_a_badge_and_one_that_did_not_takes_it_away(tmp_pat
     assert not read_results(tmp_path).badge
 
 
+@pytest.mark.covers("OP-13")
+def test_drills_are_read_as_the_command_prints_them_and_verdicts_out_of_summaries(tmp_path: Path) -> None:
+    lines = [json.dumps(drill(name)) for name in ("worker-loss", "tail-loss")]
+    (tmp_path / "drills.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "summary.json").write_text(json.dumps({"label": "mock", "verdict": GATES}))
+    found = read_results(tmp_path)
+    assert [(one.kind, one.name) for one in found.results] == [
+        ("drill", "worker-loss"),
+        ("drill", "tail-loss"),
+        ("gates", "cache_load against sticky"),
+    ]
+    assert found.badge and found.unreadable == ()
+
+
 def test_gates_are_shown_beside_and_earn_no_badge(tmp_path: Path) -> None:
     (tmp_path / "gates.json").write_text(json.dumps(GATES))
     found = read_results(tmp_path)

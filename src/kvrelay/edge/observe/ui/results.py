@@ -43,12 +43,14 @@ def read_results(folder: Path | None) -> Results:
         return Results(folder=None)
     found: list[Result] = []
     unreadable: list[str] = []
-    for file in sorted(folder.rglob("*.json"))[:MAX_FILES] if folder.is_dir() else ():
+    for file in sorted(folder.rglob("*.json*"))[:MAX_FILES] if folder.is_dir() else ():
+        if file.suffix not in (".json", ".jsonl"):
+            continue
         try:
             if file.stat().st_size > MAX_FILE_BYTES:
                 continue
             at = datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat(timespec="seconds")
-            found += _results(msgspec.json.decode(file.read_bytes()), at)
+            found += [one for value in _values(file.read_bytes()) for one in _results(value, at)]
         except (OSError, *UNREADABLE):
             unreadable.append(file.name)
     drills = [result for result in found if result.kind == "drill"]
@@ -60,8 +62,16 @@ def read_results(folder: Path | None) -> Results:
     )
 
 
+def _values(text: bytes) -> list[Any]:
+    """One value, or one in each line as `kvrelay drill run --json` prints them. Raises what msgspec raises."""
+    try:
+        return [msgspec.json.decode(text)]
+    except UNREADABLE:
+        return [msgspec.json.decode(line) for line in text.splitlines() if line.strip()]
+
+
 def _results(value: Any, at: str) -> Iterator[Result]:
-    """`kvrelay drill --json` and `kvrelay gates check --json` print objects with these members, or lists of them."""
+    """Drills and verdicts of gates, alone, in lists, or as members of a run's summary."""
     if isinstance(value, list):
         for one in value:
             yield from _results(one, at)
@@ -77,7 +87,7 @@ def _results(value: Any, at: str) -> Iterator[Result]:
         name = f"{value.get('candidate', '?')} against {value.get('baseline', '?')}"
         details = _details(value["gates"], "name", "reason")
         yield Result(kind="gates", name=name, verdict=verdict, about=about, details=details, at=at)
-    for inner in (value.get("drills"), value.get("results")):
+    for inner in (value.get("drills"), value.get("results"), verdict):
         yield from _results(inner, at)
 
 
