@@ -40,7 +40,9 @@ def test_all_drills_passed_is_a_badge_and_one_that_did_not_takes_it_away(tmp_pat
 def test_drills_are_read_as_the_command_prints_them_and_verdicts_out_of_summaries(tmp_path: Path) -> None:
     lines = [json.dumps(drill(name)) for name in ("worker-loss", "tail-loss")]
     (tmp_path / "drills.jsonl").write_text("\n".join(lines) + "\n")
-    (tmp_path / "summary.json").write_text(json.dumps({"label": "mock", "verdict": GATES}))
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"label": "mock", "verdict": {"winner": "sticky"}, "gates": GATES})
+    )
     found = read_results(tmp_path)
     assert [(one.kind, one.name) for one in found.results] == [
         ("drill", "worker-loss"),

@@ -77,17 +77,17 @@ def _results(value: Any, at: str) -> Iterator[Result]:
             yield from _results(one, at)
     if not isinstance(value, dict):
         return
-    verdict = value.get("verdict")
-    if verdict in VERDICTS and isinstance(value.get("drill"), str):
+    verdict, gates = value.get("verdict"), value.get("gates")
+    if isinstance(value.get("drill"), str) and verdict in VERDICTS:
         details = _details(value.get("promises"), "promise", "observed")
         about = str(value.get("cannot") or f"on a fleet of kind {value.get('fleet', 'unknown')}")
         yield Result(kind="drill", name=value["drill"], verdict=verdict, about=about, details=details, at=at)
-    elif verdict in VERDICTS and isinstance(value.get("gates"), list):
+    elif isinstance(gates, list) and verdict in VERDICTS:
         about = f"{value.get('label', 'no label')}; {value.get('promotion', 'promotion unknown')}"
         name = f"{value.get('candidate', '?')} against {value.get('baseline', '?')}"
-        details = _details(value["gates"], "name", "reason")
+        details = _details(gates, "name", "reason")
         yield Result(kind="gates", name=name, verdict=verdict, about=about, details=details, at=at)
-    for inner in (value.get("drills"), value.get("results"), verdict):
+    for inner in (value.get("drills"), value.get("results"), gates if isinstance(gates, dict) else None):
         yield from _results(inner, at)
 
 
