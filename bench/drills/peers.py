@@ -77,6 +77,8 @@ def report(results: dict[tuple[str, str], DrillResult | str]) -> str:
         "",
         "Mock workers on one machine; no model, no GPU. Each cell counts promises kept, broken and unknown, and",
         "says how the requests ended. Unknown is what a router does not show: receipts, claims, its books.",
+        "Ours runs with the limits that a drill states (overload: four requests per worker, a queue of 24); others run",
+        "with their defaults and their cache-aware policy, and get prompts as text: not all of them take token ids.",
         "",
         "| drill | " + " | ".join(names) + " |",
         "|---|" + "---|" * len(names),

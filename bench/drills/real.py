@@ -25,6 +25,7 @@ DRILLS = ["worker-loss", "hot-prefix", "gateway-restart", "gap-inner", "gap-tail
 def main() -> int:
     names = [name for name in sys.argv[1:] if not name.startswith("-")] or DRILLS
     out = Path(names.pop()) if "--out" in sys.argv else Path("kvrelay-drills-real")
+    os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # caches can be reset then
     engine = installed()
     with tempfile.TemporaryDirectory(prefix="drills-") as name:
         folder = Path(name)

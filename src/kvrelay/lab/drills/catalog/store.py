@@ -31,8 +31,16 @@ def _once(name: str, seed: int, count: int) -> tuple[Turn, ...]:
 
 
 def _seconds(seen: History, step: int) -> list[int | None]:
-    """Tokens that the second of each pair found."""
-    return [outcome.cached_tokens for outcome in seen.of_step(step) if outcome.id.endswith("-1")]
+    """Tokens that the second of each pair found, where it came to another worker than the first."""
+    first = {_prompt_of(o.id): o.worker for o in seen.outcomes if o.step < step or o.id.endswith("-0")}
+    seconds = [outcome for outcome in seen.of_step(step) if outcome.id.endswith("-1")]
+    return [o.cached_tokens for o in seconds if o.worker is None or o.worker != first.get(_prompt_of(o.id))]
+
+
+def _prompt_of(turn: str) -> str:
+    """Turns with one prompt: with-3-0 and with-3-1; one-3 and two-3-1."""
+    name, number, *_ = turn.split("-") if "-" in turn else (turn, "")
+    return f"{'one' if name == 'two' else name}-{number}"
 
 
 def _loaded(step: int) -> Promise:
