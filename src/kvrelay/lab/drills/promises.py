@@ -45,7 +45,9 @@ def _one_receipt(history: History) -> Finding:
         return found(
             False, f"not exactly one receipt: {named(wrong) or 'none'}; status differs: {named(differing) or 'none'}"
         )
-    return found(True, f"{len(known)} requests, each with one receipt that says what its client saw")
+    gone = sum(outcome.receipts == 0 for outcome in known)
+    observed = f"{len(known) - gone} requests, each with one receipt that says what its client saw"
+    return found(True, observed + (f"; {gone} went with the gateway" if gone else ""))
 
 
 def _went_with_the_gateway(outcome: Outcome, history: History) -> bool:

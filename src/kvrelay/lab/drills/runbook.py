@@ -56,7 +56,7 @@ def page_of(drill: Drill, result: DrillResult | None) -> Page:
         label="" if result is None else LABELS.get(result.fleet, result.fleet),
         sections=(
             ("Why", drill.why),
-            ("Target", _target(drill)),
+            ("Target", _target(drill, history)),
             ("Baseline", drill.baseline),
             ("What is broken", drill.breaks),
             ("Rollback", drill.rollback),
@@ -76,11 +76,15 @@ def _unjudged(drill: Drill) -> tuple[Judged, ...]:
     return tuple(Judged(promise.says, "unknown", UNJUDGED) for promise in (*GENERAL, *drill.promises))
 
 
-def _target(drill: Drill) -> str:
+def _target(drill: Drill, history: History | None) -> str:
     setup = drill.setup
     names = ", ".join(plan.name for plan in setup.workers)
     targets = dict.fromkeys(action.target for action in drill.actions() if action.target not in (None, "struck"))
     struck = ", ".join(str(target).replace("home:", "whoever served session ") for target in targets) or "no worker"
+    if history is not None and "targets" in history.notes:
+        confirmed = history.notes["targets"]
+        listed = ", ".join(f"{name} is {identity}" for name, identity in confirmed.items())
+        return f"Confirmed by hand in namespace `{history.notes['namespace']}`: {listed}. Struck: {struck}."
     return f"{len(setup.workers)} workers ({names}) behind one gateway with policy {setup.policy}. Struck: {struck}."
 
 

@@ -29,6 +29,7 @@ from kvrelay.lab.drills.prompts import Text
 from kvrelay.lab.drills.reference import MODEL, right_text, salt_of
 
 POLL_S = 0.05
+GONE_WITHIN_S = 30.0
 RECEIPTS_WITHIN_S = 3.0
 UNSEEN_SETTLING_S = 3.0  # for a front that does not say whom it uses
 
@@ -223,7 +224,10 @@ class MockProcessFleet:
         match action:
             case act.Kill():
                 running.signal(signal.SIGKILL)
-                await asyncio.to_thread(running.process.wait)
+                for _ in range(round(GONE_WITHIN_S / POLL_S)):
+                    if not running.alive:
+                        break
+                    await asyncio.sleep(POLL_S)
             case act.Terminate():
                 running.signal(signal.SIGTERM)
             case act.Freeze():
