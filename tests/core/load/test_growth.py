@@ -54,7 +54,16 @@ def test_an_end_is_found_wherever_in_the_window_it_lies(asked):
             goes_on = made.continues(chain, matched)
             assert (goes_on is not None) is any(end in window for end in ends)
             made.placed(0.0, 0, chain, matched_tokens=0, prefill_tokens=0, continues=goes_on)
-            ends = [*(end for end in ends if end != chain.item(-1)), chain.item(-1)][-4:]
+            gone_on = [end for end in window if end in ends][-1:]  # the latest of them, and only once
+            ends = [*(end for end in ends if end not in (chain.item(-1), *gone_on)), chain.item(-1)][-4:]
+
+
+def test_where_prompts_fork_behind_one_that_ended_only_the_first_goes_on_with_it():
+    made = growth()
+    place(made, 0, [1])  # as short as the system prompt that everybody shares
+    assert not place(made, 0, [1, 2, 3], matched=1)
+    assert all(place(made, 0, [1, own, 3], matched=1) for own in range(10, 20))
+    assert not place(made, 0, [1, 2, 3, 4], matched=3) and not place(made, 0, [1, 15, 3, 4], matched=3)
 
 
 def test_every_conversation_counts_once_where_it_began():

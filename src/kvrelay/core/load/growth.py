@@ -10,7 +10,10 @@ queue: the turns after it go with it, so a conversation that moves is weighed li
 A prompt continues a conversation when an earlier prompt ended inside it; else it begins one, however much of it (a
 system prompt, say) is cached. Ends are remembered by block key, the latest ones, so no session id is needed. Looked for
 is only as far back from the end of the match as an answer may be long: what follows an earlier prompt in the next one
-is its answer, and the engine has that cached. Keys are chained, so a prompt that runs through an end runs through the
+is its answer, and the engine has that cached. An end is continued once: where prompts fork behind one, as behind a
+prompt that is no longer than the system prompt of all, the first goes on with that conversation and the others begin.
+
+Keys are chained, so a prompt that runs through an end runs through the
 block at which the end's *stretch* of blocks begins, too: one look-up per stretch is enough where nothing ended.
 """
 
@@ -38,7 +41,8 @@ class Conversation(Struct, frozen=True, gc=False):
     slot: int
     begun_at: float
     life: int  # of what had the slot then, see `Growth.drop_slot`
-    head: int  # first block of the stretch in which that prompt ended
+    end: int  # last block of that prompt
+    head: int  # first block of the stretch in which it lies
 
 
 class Growth:
@@ -111,19 +115,26 @@ class Growth:
             self._set(continues.slot, self._begun[continues.slot] - own)
             self._set(slot, self._begun[slot] + own)
         if len(keys):
+            if continues is not None:
+                self._forget_end(continues.end)
             self._note_end(keys, slot, now if continues is None else continues.begun_at)
 
     def _note_end(self, keys: BlockKeys, slot: int, begun_at: float) -> None:
         last = len(keys) - 1
         end, head = keys.item(last), keys.item(last - last % _STRETCH_BLOCKS)
-        if self._ends.pop(end, None) is None:
-            self._ends_in[head] = self._ends_in.get(head, 0) + 1
-        self._ends[end] = Conversation(slot, begun_at, self._lives[slot], head)
+        self._forget_end(end)
+        self._ends_in[head] = self._ends_in.get(head, 0) + 1
+        self._ends[end] = Conversation(slot, begun_at, self._lives[slot], end, head)
         if len(self._ends) > _MOST_ENDS:
-            head = self._ends.popitem(last=False)[1].head
-            self._ends_in[head] -= 1
-            if not self._ends_in[head]:
-                del self._ends_in[head]
+            self._forget_end(next(iter(self._ends)))
+
+    def _forget_end(self, end: int) -> None:
+        known = self._ends.pop(end, None)
+        if known is None:
+            return
+        self._ends_in[known.head] -= 1
+        if not self._ends_in[known.head]:
+            del self._ends_in[known.head]
 
     def expected_tokens(self, now: float, slots: Sequence[int], continues: Conversation | None) -> list[float]:
         """Prefill that the conversations at each of the slots bring, beyond that of the least of them.
