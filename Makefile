@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MOONCAKE := $(VENV)/.mooncake
 # Many tests wait for processes that they started: one more job than CI has cores. Modules stay whole: their tests share fleets.
 JOBS ?= 3
 
@@ -20,9 +21,10 @@ demo: $(STAMP)
 test: lint chromium
 	$(BIN)/python -m pytest -m "not real" -n $(JOBS) --dist loadscope
 
-# Against real vLLM, llama.cpp and SGLang's cache on CPU. The first run installs each into a cache of its own (some minutes,
+# Against real engines (vLLM, llama.cpp, SGLang's cache, on CPU) and servers (Valkey, S3, Mooncake, Prometheus). The first run installs the
+# engines into a cache of their own (some minutes,
 # 3.8 GB).
-test-real: $(STAMP) prometheus
+test-real: $(STAMP) $(MOONCAKE) prometheus
 	$(BIN)/python -m pytest -m real tests/real
 
 lint: $(STAMP)
@@ -50,6 +52,15 @@ prometheus:
 	  echo "installing prometheus (Debian package) for the tests of dashboard and alerts ..." >&2; \
 	  as_root=$$(test "$$(id -u)" = 0 || echo sudo); \
 	  $$as_root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq prometheus >/dev/null; }
+
+# Mooncake's wheel (140 MB) needs two libraries of the distribution; where they cannot be had its tests say so and are skipped.
+$(MOONCAKE): $(STAMP)
+	@ldconfig -p | grep -q librdmacm.so.1 || { \
+	  echo "installing libibverbs1, librdmacm1 and libnuma1 (Debian packages) for the tests of Mooncake Store ..." >&2; \
+	  as_root=$$(test "$$(id -u)" = 0 || echo sudo); \
+	  $$as_root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq libibverbs1 librdmacm1 libnuma1 >/dev/null; } || true
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mooncake]' || true
+	@touch $@
 
 clean:
 	rm -rf $(VENV) dist build
