@@ -9,6 +9,7 @@ requests; how evenly it did is the busiest process over the mean.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from bench.figure import Figure
 from bench.gateway import WARM_UP, completions, drive_all, serve_arguments, upstream_arguments, wait_routable
@@ -20,8 +21,7 @@ CONNECTIONS = 64
 REQUESTS = 6_000
 
 
-def run() -> list[Figure]:
-    figures: list[Figure] = []
+def run() -> Iterator[Figure]:
     with pinned(upstream_arguments(4.0), core=None) as workers:
         straight = drive_all(workers.ready[0], completions(REQUESTS), CONNECTIONS)
         alone_us: float | None = None
@@ -32,9 +32,8 @@ def run() -> list[Figure]:
                 drive_all(gateway.ready["url"], completions(WARM_UP), CONNECTIONS)
                 spent_s, load = _measured(gateway)
             cpu_us = sum(spent_s) / load.requests * 1e6
-            figures += _figures(count, cpu_us, alone_us, spent_s, load, straight)
+            yield from _figures(count, cpu_us, alone_us, spent_s, load, straight)
             alone_us = alone_us or cpu_us
-    return figures
 
 
 def _measured(gateway: Pinned) -> tuple[list[float], Load]:
