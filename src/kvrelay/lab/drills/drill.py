@@ -89,6 +89,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     policy: str = "cache_load"
     affinity_ttl_s: float | None = 300.0
     retry_attempts: int = 3
+    retry_budget_ratio: float = 1.0  # drills are about attempts; with a smaller budget who exceeds it is refused
     queue_depth: int = 0
     queue_wait_s: float = 30.0
     first_byte_s: float = 10.0

@@ -129,6 +129,7 @@ def gateway_config(setup: Setup, processes: Processes, folder: Path, *, interval
         f"interval_s = {interval_s}",
         "[retry]",
         f"attempts = {setup.retry_attempts}",
+        f"budget_ratio = {setup.retry_budget_ratio}",
         "[receipts]",
         f'path = "{receipts}"',
         *ttl,

@@ -53,6 +53,7 @@ class SimulatedFleet:
                 policy=setup.policy,
                 affinity_ttl_s=setup.affinity_ttl_s,
                 retry_attempts=setup.retry_attempts,
+                retry_budget_ratio=setup.retry_budget_ratio,
                 queue_depth=setup.queue_depth,
                 queue_wait_s=setup.queue_wait_s,
                 replay_timeout_s=REPLAY_TIMEOUT_S,
