@@ -1,16 +1,15 @@
 """How often may a request be tried again? Bounded per request and, against retry storms, over the fleet.
 
-The budget is a bucket: every first attempt adds `budget_ratio`, every retry takes one, and it holds a hundred at most.
-So in any stretch of time retries <= budget_ratio x first attempts + 100. A gateway with little traffic may still retry:
-the bucket begins with ten and is refilled up to ten at one a second.
+The budget is a bucket: every first attempt adds `budget_ratio`, every second one, every retry takes one, and it holds a
+hundred at most, with which it begins. So in any stretch of time retries <= budget_ratio x first attempts + seconds + 100.
+The hundred are there for the worker that dies with all that it had in hand: these are many retries at once, and no storm.
 """
 
 from __future__ import annotations
 
 from kvrelay.core.model.units import Fault
 
-_ALLOWANCE, _ALLOWANCE_PER_S = 10.0, 1.0
-_MOST_SAVED = 100.0
+_MOST_SAVED, _REFILL_PER_S = 100.0, 1.0
 UNTOUCHED = frozenset({Fault.BACK_PRESSURE, Fault.CONNECT})
 """The worker did nothing for the request."""
 
@@ -23,7 +22,7 @@ class Retry:
     def __init__(self, *, attempts: int, budget_ratio: float) -> None:
         self._attempts = attempts
         self._budget_ratio = budget_ratio
-        self._saved = _ALLOWANCE if budget_ratio else 0.0  # a ratio of 0 means none at all
+        self._saved = _MOST_SAVED if budget_ratio else 0.0  # a ratio of 0 means none at all
         self._refilled_at = 0.0
 
     def change(self, *, attempts: int, budget_ratio: float) -> None:
@@ -34,7 +33,7 @@ class Retry:
             self._saved = 0.0
 
     def first_attempt(self) -> None:
-        self._saved = max(self._saved, min(_MOST_SAVED, self._saved + self._budget_ratio))
+        self._saved = min(_MOST_SAVED, self._saved + self._budget_ratio)
 
     def hindrance(
         self, now: float, *, attempts_made: int, fault: Fault, relayed: bool = False, free: bool = False
@@ -57,4 +56,4 @@ class Retry:
     def _refill(self, now: float) -> None:
         elapsed_s, self._refilled_at = now - self._refilled_at, now
         if self._budget_ratio:
-            self._saved = max(self._saved, min(_ALLOWANCE, self._saved + elapsed_s * _ALLOWANCE_PER_S))
+            self._saved = min(_MOST_SAVED, self._saved + elapsed_s * _REFILL_PER_S)
