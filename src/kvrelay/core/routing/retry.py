@@ -1,8 +1,8 @@
 """How often may a request be tried again? Bounded per request and, against retry storms, over the fleet.
 
 The budget is a bucket: every first attempt adds `budget_ratio`, every second one, every retry takes one, and it holds a
-hundred at most, with which it begins. So in any stretch of time retries <= budget_ratio x first attempts + seconds + 100.
-The hundred are there for the worker that dies with all that it had in hand: these are many retries at once, and no storm.
+hundred at most, with which it begins. So in any stretch of time retries <= budget_ratio x first attempts + seconds +
+100. The hundred are there for the worker that dies with all that it had in hand: many retries at once, and no storm.
 """
 
 from __future__ import annotations
