@@ -212,7 +212,7 @@ FOUND_BY_SEED = {
     "a dead worker's blocks are kept": 1,
     "events are applied before the missing ones are replayed": 3,
     "an event that comes twice counts twice": 10,
-    "what cannot be replayed is forgotten": 35,
+    "what cannot be replayed is forgotten": 51,
     "events of a former life count": 37,
     "removed blocks stay": 1,
     "a cleared cache stays": 53,

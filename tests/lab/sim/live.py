@@ -216,6 +216,7 @@ class LiveWorld:
             draw=lambda: self._draw.getrandbits(64),
             forwards_credentials=False,
             migrates=False,
+            tracing=None,
             spawn=self._loop.create_task,
         )
         self._port = DataPort(
