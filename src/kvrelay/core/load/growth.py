@@ -25,6 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
+from kvrelay.core.load.fading import Fading
 from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.prompt import BlockKeys
 
@@ -54,7 +55,7 @@ class Growth:
         self._lives: list[int] = []
         self._all_begun = 0.0
         self._prefilled = 0.0
-        self._weigh_from = 0.0
+        self._fading = Fading(half_life_s=_HALF_LIFE_S, rescale_s=_RESCALE_S)
         self._ends: OrderedDict[int, Conversation] = OrderedDict()  # last block of a prompt -> whose; oldest first
         self._ends_in: dict[int, int] = {}  # first block of a stretch -> how many end in it
 
@@ -163,8 +164,7 @@ class Growth:
 
     def _own(self, conversation: Conversation) -> float:
         """What is left of the weight with which it began."""
-        weight: float = 2.0 ** ((conversation.begun_at - self._weigh_from) / _HALF_LIFE_S)
-        return min(weight, self._begun[conversation.slot])
+        return min(self._fading.weight(conversation.begun_at), self._begun[conversation.slot])
 
     def _set(self, slot: int, begun: float) -> None:
         self._begun[slot] = self._table[slot] = begun
@@ -174,13 +174,10 @@ class Growth:
         return self._prefilled / self._all_begun / self._weight(now)
 
     def _weight(self, now: float) -> float:
-        """Newer things weigh more: growing the new summand is the same as letting all old ones decay."""
-        if now - self._weigh_from > _RESCALE_S:
-            fade = 2.0 ** ((self._weigh_from - now) / _HALF_LIFE_S)
+        fade = self._fading.overdue(now)
+        if fade is not None:
             self._begun = [begun * fade for begun in self._begun]
             self._table *= fade
             self._all_begun *= fade
             self._prefilled *= fade
-            self._weigh_from = now
-        weight: float = 2.0 ** ((now - self._weigh_from) / _HALF_LIFE_S)
-        return weight
+        return self._fading.weight(now)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 from msgspec import Struct
 
+from kvrelay.core.load.fading import Fading
 from kvrelay.core.load.growth import Growth
 from kvrelay.core.load.prefill_rate import PrefillRates
 from kvrelay.core.load.siblings import SiblingLoads
@@ -78,7 +79,7 @@ class Ledger:
         self.foreign_requests = 0  # over all slots
         self.siblings = SiblingLoads()
         self._bookings: dict[str, Booking] = {}
-        self._weigh_from = 0.0
+        self._fading = Fading(half_life_s=_RECENT_HALF_LIFE_S, rescale_s=_RECENT_RESCALE_S)
         self._mean_prefill_tokens: float | None = None
         self._table: Floats = np.zeros((_ROWS, 0))
         self._changed: dict[int, None] = {}
@@ -201,15 +202,12 @@ class Ledger:
         return self.slots[slot]
 
     def _weight(self, now: float) -> float:
-        """Newer work weighs more: growing the new summand is the same as letting all old ones decay."""
-        if now - self._weigh_from > _RECENT_RESCALE_S:
-            fade = 2.0 ** ((self._weigh_from - now) / _RECENT_HALF_LIFE_S)
+        fade = self._fading.overdue(now)
+        if fade is not None:
             for slot, load in enumerate(self.slots):
                 load.recent_tokens *= fade
                 self._changed[slot] = None
-            self._weigh_from = now
-        weight: float = 2.0 ** ((now - self._weigh_from) / _RECENT_HALF_LIFE_S)
-        return weight
+        return self._fading.weight(now)
 
     def _end_prefill(self, load: SlotLoad, booking: Booking) -> None:
         booking.prefilling = False

@@ -60,6 +60,14 @@ GATEWAY_RESTART = Drill(
     ),
 )
 
+_TURN_ONE = (Send(conversation("gap", _SEED, 1)), Wait(0.3))
+_LOSE_ITS_NEXT = (
+    Do(LoseEvents("home:gap", batches=1)),
+    Send(conversation("gap", _SEED, 1, first=1)),
+    Wait(0.3),
+    Send(conversation("gap", _SEED, 1, first=2)),  # whose event has the number that shows the hole
+)
+
 GAP_INNER = Drill(
     name="gap-inner",
     title="An event in the middle of the stream is lost",
@@ -69,12 +77,8 @@ GAP_INNER = Drill(
     covers=("DR-06", "DR-13", "DR-14"),
     setup=_GAP_SETUP,
     steps=(
-        Send(conversation("gap", _SEED, 1)),
-        Wait(0.3),
-        Do(LoseEvents("home:gap", batches=1)),
-        Send(conversation("gap", _SEED, 1, first=1)),
-        Wait(0.3),
-        Send(conversation("gap", _SEED, 1, first=2)),
+        *_TURN_ONE,
+        *_LOSE_ITS_NEXT,
         Wait(1.0),
         Look("end", texts=(history(_SEED, 3),)),
     ),
@@ -96,13 +100,9 @@ GAP_UNFILLED = Drill(
     covers=("DR-06",),
     setup=_GAP_SETUP,
     steps=(
-        Send(conversation("gap", _SEED, 1)),
-        Wait(0.3),
+        *_TURN_ONE,
         Do(SilenceReplay("home:gap")),
-        Do(LoseEvents("home:gap", batches=1)),
-        Send(conversation("gap", _SEED, 1, first=1)),
-        Wait(0.3),
-        Send(conversation("gap", _SEED, 1, first=2)),
+        *_LOSE_ITS_NEXT,
         Wait(8.0),
         Look("dropped", texts=(history(_SEED, 3),)),
         Do(MendEvents("struck")),
@@ -171,13 +171,9 @@ GAP_DEAD = Drill(
     covers=("DR-08",),
     setup=_GAP_SETUP,
     steps=(
-        Send(conversation("gap", _SEED, 1)),
-        Wait(0.3),
+        *_TURN_ONE,
         Do(SilenceReplay("home:gap")),
-        Do(LoseEvents("home:gap", batches=1)),
-        Send(conversation("gap", _SEED, 1, first=1)),
-        Wait(0.3),
-        Send(conversation("gap", _SEED, 1, first=2)),
+        *_LOSE_ITS_NEXT,
         Do(Kill("struck")),
         Wait(8.0),
         Look("dead"),
