@@ -28,6 +28,16 @@ def place(made: Growth, slot: int, chain: list[int], *, matched: int = 0, now: f
     return continues is None
 
 
+def expected(made, now, continues, *, reachable=(0, 0), prompt_tokens=1_000_000):
+    """For slots 0 and 1, in both ways of working it out."""
+    few = made.expected_tokens(now, [0, 1], continues, reachable=reachable, prompt_tokens=prompt_tokens)
+    many = made.expected_tokens_of_many(
+        now, np.array([0, 1]), continues, reachable=np.array(reachable, float), prompt_tokens=prompt_tokens
+    )
+    assert many.tolist() == pytest.approx(few)
+    return few
+
+
 def test_a_prompt_that_goes_on_where_another_ended_continues_it():
     made = growth()
     assert place(made, 0, [1, 2, 3])
@@ -71,29 +81,38 @@ def test_every_conversation_counts_once_where_it_began():
     for number in range(3):
         place(made, 0, [number, 1], matched=1)
         place(made, 0, [number, 1, 2], matched=2)
-    assert made.expected_tokens(0.0, [0, 1], None) == [600.0, 0.0], "three of 200 tokens each, and none"
+    assert expected(made, 0.0, None) == [600.0, 0.0], "three of 200 tokens each, and none"
     place(made, 1, [7, 1], matched=1)
-    assert made.expected_tokens(0.0, [0, 1], None) == [pytest.approx(2 * 700 / 4), 0.0], "only what is beyond the least"
-    many = made.expected_tokens_of_many(0.0, np.array([0, 1]), None)
-    assert many.tolist() == made.expected_tokens(0.0, [0, 1], None)
+    assert expected(made, 0.0, None) == [pytest.approx(2 * 700 / 4), 0.0], "only what is beyond the least"
+
+
+def test_nobody_loses_more_by_it_than_computing_again_and_half_a_prompt():
+    """A worker that joins late would else get every new conversation until it had as many, however long its queue."""
+    made = growth()
+    for number in range(1_000):
+        place(made, 0, [number, 1], matched=1)
+    assert expected(made, 0.0, None) == [100_000.0, 0.0]
+    assert expected(made, 0.0, None, prompt_tokens=300) == [150.0, 0.0]
+    assert expected(made, 0.0, None, prompt_tokens=300, reachable=(200, 0)) == [2 * 200 + 150.0, 0.0]
+    assert expected(made, 0.0, None, prompt_tokens=300, reachable=(200, 200)) == [150.0, 0.0]
 
 
 def test_the_first_of_a_family_says_nothing_of_what_one_of_them_brings():
     made = growth()
     place(made, 0, [1, 2, 3])
-    assert made.expected_tokens(0.0, [0, 1], None) == [0.0, 0.0], "a burst with one new prefix must stay together"
+    assert expected(made, 0.0, None) == [0.0, 0.0], "a burst with one new prefix must stay together"
 
 
 def test_it_fades_within_minutes_and_goes_with_the_slot():
     made = growth()
     place(made, 0, [1, 2], matched=1)
-    fresh = made.expected_tokens(0.0, [0, 1], None)[0]
-    assert made.expected_tokens(300.0, [0, 1], None)[0] == pytest.approx(fresh / 2)
+    fresh = expected(made, 0.0, None)[0]
+    assert expected(made, 300.0, None)[0] == pytest.approx(fresh / 2)
     for hour in range(1, 5):  # the weights are brought down again and again
         place(made, 1, [hour, 2], matched=1, now=3600.0 * hour)
-    assert made.expected_tokens(4 * 3600.0, [0, 1], None) == [0.0, pytest.approx(100.0, rel=0.01)]
+    assert expected(made, 4 * 3600.0, None) == [0.0, pytest.approx(100.0, rel=0.01)]
     made.drop_slot(1)
-    assert made.expected_tokens(4 * 3600.0, [0, 1], None)[1] == 0.0
+    assert expected(made, 4 * 3600.0, None)[1] == 0.0
 
 
 def test_a_conversation_that_moves_takes_its_weight_along_and_does_not_burden_its_own_next_turn():
@@ -102,10 +121,9 @@ def test_a_conversation_that_moves_takes_its_weight_along_and_does_not_burden_it
     place(made, 1, [5, 2], matched=1)
     moving = made.continues(keys([1, 2, 3]), 2)
     assert moving is not None and moving.slot == 0
-    assert made.expected_tokens(0.0, [0, 1], moving) == [0.0, 100.0], "elsewhere it would be one of two"
-    assert made.expected_tokens_of_many(0.0, np.array([0, 1]), moving).tolist() == [0.0, 100.0]
+    assert expected(made, 0.0, moving) == [0.0, 100.0], "elsewhere it would be one of two"
     assert not place(made, 1, [1, 2, 3], matched=1 + 1)
-    assert made.expected_tokens(0.0, [0, 1], None) == [0.0, pytest.approx(2 * 300 / 2)]
+    assert expected(made, 0.0, None) == [0.0, pytest.approx(2 * 300 / 2)]
     again = made.continues(keys([1, 2, 3, 4]), 3)
     assert again is not None and again.slot == 1
 

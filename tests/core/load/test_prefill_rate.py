@@ -44,6 +44,21 @@ def test_a_change_of_speed_is_followed():
     assert ledger.rates.of(0) == pytest.approx(1_000.0, rel=0.2)
 
 
+def test_a_moment_of_standstill_is_no_change_of_speed():
+    """A gateway that was suspended sees one first token seconds late, at one worker only."""
+    ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
+    for slot in range(2):
+        ledger.add_slot(slot)
+        now = serve(ledger, slot, rate=5_000.0, prompts=[500] * 10)
+    ledger.book(now, "across", 0, prefill_tokens=500, decode_blocks=1)
+    ledger.first_token(now + 2.5, "across")
+    assert ledger.rates.of(0) == ledger.rates.of(1)
+    for again in range(5):
+        ledger.book(now + 3.0 + again, f"slow{again}", 0, prefill_tokens=500, decode_blocks=1)
+        ledger.first_token(now + 3.9 + again, f"slow{again}")
+    assert ledger.rates.of(0) < 0.5 * ledger.rates.of(1), "who is slow again and again is slow"
+
+
 def test_nearly_cached_prompts_teach_nothing():
     ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
     ledger.add_slot(0)

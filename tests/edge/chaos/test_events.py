@@ -114,6 +114,13 @@ def test_faults_by_number_and_commands_while_it_runs(publisher: Publisher, conte
         assert proxy.seqs("drop") == [1] and proxy.withheld() == 1
 
 
+def test_the_number_that_comes_next_is_that_after_the_last_batch(publisher: Publisher, context: zmq.Context) -> None:
+    with proxied(publisher, context, "drop 8") as (proxy, subscriber):
+        publisher.send(7, 8, 9)
+        assert heard(subscriber, 2) == [7, 9]
+        assert proxy.next_seq == 10
+
+
 def test_replay_passes_through_and_can_be_made_worse(publisher: Publisher, context: zmq.Context) -> None:
     with EventProxy(publisher.events, replay=publisher.replay) as proxy:
         for script, answer in (
@@ -124,9 +131,11 @@ def test_replay_passes_through_and_can_be_made_worse(publisher: Publisher, conte
             ("replay delay 50ms", [1, 2, 3, 4, "end"]),
         ):
             proxy.do(f"replay on\n{script}")
+            before = proxy.next_seq
             with ask_replay(context, proxy, 1) as asking:
                 publisher.answer_replay(5)
                 assert replayed(asking, 500 if "cut" in script else 10_000) == answer, script
+            assert proxy.next_seq == before, "who asks for old batches does not move what comes next"
         proxy.do("replay off")
         with ask_replay(context, proxy, 1) as asking:
             assert replayed(asking, 300) == []

@@ -13,6 +13,10 @@ is only as far back from the end of the match as an answer may be long: what fol
 is its answer, and the engine has that cached. An end is continued once: where prompts fork behind one, as behind a
 prompt that is no longer than the system prompt of all, the first goes on with that conversation and the others begin.
 
+The expectation is bounded by what it may cost the request at hand: for the sake of later turns a prompt is computed
+again elsewhere, but it does not wait behind others for long while a worker stands idle. Without the bound a worker that
+joins a fleet of thousands of conversations would get every new one until it had caught up.
+
 Keys are chained, so a prompt that runs through an end runs through the
 block at which the end's *stretch* of blocks begins, too: one look-up per stretch is enough where nothing ended.
 """
@@ -31,6 +35,8 @@ from kvrelay.core.model.prompt import BlockKeys
 
 _HALF_LIFE_S = 300.0
 _RESCALE_S = 3_000.0
+_COMPUTED_AGAIN = 2.0  # times the tokens that are held here and not elsewhere: what scorers weigh those with
+_WAITED_FOR = 0.5  # times the prompt
 _MOST_ENDS = 20_000  # some 350 bytes each
 _ANSWER_BLOCKS = 256
 _STRETCH_BLOCKS = 16
@@ -137,10 +143,19 @@ class Growth:
         if not self._ends_in[known.head]:
             del self._ends_in[known.head]
 
-    def expected_tokens(self, now: float, slots: Sequence[int], continues: Conversation | None) -> list[float]:
+    def expected_tokens(
+        self,
+        now: float,
+        slots: Sequence[int],
+        continues: Conversation | None,
+        *,
+        reachable: Sequence[float],
+        prompt_tokens: int,
+    ) -> list[float]:
         """Prefill that the conversations at each of the slots bring, beyond that of the least of them.
 
-        Of all but the one that `continues` names: what it brings itself, it brings wherever it goes.
+        Of all but the one that `continues` names: what it brings itself, it brings wherever it goes. Bounded by what a
+        prompt of so many tokens, of which each slot holds `reachable`, may lose by it.
         """
         if not self._all_begun:
             return [0.0] * len(slots)
@@ -148,10 +163,15 @@ class Growth:
         begun = [self._begun[slot] for slot in slots]
         if continues is not None and continues.slot in slots:
             begun[slots.index(continues.slot)] -= self._own(continues)
-        least = min(begun)
-        return [(own - least) * each for own in begun]
+        least, bound = min(begun), _WAITED_FOR * prompt_tokens - _COMPUTED_AGAIN * min(reachable)
+        return [
+            min((own - least) * each, bound + _COMPUTED_AGAIN * held)
+            for own, held in zip(begun, reachable, strict=True)
+        ]
 
-    def expected_tokens_of_many(self, now: float, slots: Ints, continues: Conversation | None) -> Floats:
+    def expected_tokens_of_many(
+        self, now: float, slots: Ints, continues: Conversation | None, *, reachable: Floats, prompt_tokens: int
+    ) -> Floats:
         """The same as an array."""
         if not self._all_begun:
             return np.zeros(len(slots))
@@ -160,6 +180,9 @@ class Growth:
             begun = np.where(slots == continues.slot, begun - self._own(continues), begun)
         expected: Floats = begun - begun[begun.argmin()]
         expected *= self._each(now)
+        bound = reachable * _COMPUTED_AGAIN
+        bound += _WAITED_FOR * prompt_tokens - bound[bound.argmin()]
+        np.minimum(expected, bound, out=expected)
         return expected
 
     def _own(self, conversation: Conversation) -> float:

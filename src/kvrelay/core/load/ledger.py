@@ -139,7 +139,8 @@ class Ledger:
             return
         load = self._touch(booking.slot)
         self._end_prefill(load, booking)
-        self.rates.prefill_done(now, booking.slot, booking.prefill_tokens)
+        waiting_tokens = load.kinds()[PREFILL]
+        self.rates.prefill_done(now, booking.slot, booking.prefill_tokens, waiting_tokens=waiting_tokens)
         load.active_decode_blocks += booking.decode_blocks
         load.prefilled_tokens += booking.prefill_tokens
 
@@ -188,7 +189,7 @@ class Ledger:
             load = self._touch(slot)
             before, load.elsewhere = load.elsewhere, self.siblings.of(slot)
             if done_tokens:
-                self.rates.prefill_done(now, slot, done_tokens)
+                self.rates.prefill_done(now, slot, done_tokens, waiting_tokens=load.kinds()[PREFILL])
             elif load.elsewhere[QUEUED] and not before[QUEUED]:
                 self.rates.backlog_grew(now, slot, was_empty=not load.queued_requests)
 

@@ -2,6 +2,8 @@
 
 While a worker has prefill to do, the tokens it finishes divided by the time that passes is its rate, queueing and
 batching included. Both sums decay per finished prefill, so the rate follows a change within some twenty requests.
+A pause is not a rate: when a worker, the network or this process stands still for a moment, one first token comes
+very late. So the time of one sample counts up to some times what was to be expected, and who is slow shows it again.
 Prompts that were nearly all cached say little about speed and much about overhead; below `_MIN_SAMPLE_TOKENS` they
 are left out.
 """
@@ -20,6 +22,7 @@ _DECAY = 0.9
 _MIN_SAMPLE_TOKENS = 128
 _NOISE = 0.35  # of the mean; learned rates that differ by less are taken for equal
 _LEAST, _MOST = 1.0 - _NOISE, 1.0 + _NOISE
+_SURPRISE = 4.0  # times the expected duration that one sample may count for
 _TRUSTED_S = 10.0  # a slow rate is believed this long without a sample: who is avoided for it gets none
 _MAX_PROGRESS = 0.8  # of a backlog may be presumed done; a worker that hangs must not look idle
 
@@ -96,13 +99,15 @@ class PrefillRates:
             self._rates[slot].since = now
             self._changed[slot] = None
 
-    def prefill_done(self, now: float, slot: int, tokens: int) -> None:
-        """A first token came; `tokens` were computed for it."""
+    def prefill_done(self, now: float, slot: int, tokens: int, *, waiting_tokens: int = 0) -> None:
+        """A first token came; `tokens` were computed for it, perhaps batched with `waiting_tokens` of others."""
         rate = self._rates[slot]
         seconds, rate.since = now - rate.since, now
         self._changed[slot] = None
         if tokens < _MIN_SAMPLE_TOKENS:
             return
+        if self._learned:
+            seconds = min(seconds, _SURPRISE * (tokens + waiting_tokens) / self.of(slot))
         # Of prompts that were batched together the first one brings all the time and the others only tokens.
         rate.tokens = rate.tokens * _DECAY + tokens
         rate.seconds = rate.seconds * _DECAY + max(seconds, 0.0)

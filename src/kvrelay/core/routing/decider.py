@@ -112,12 +112,14 @@ class Decider:
         prompt_tokens = arrived.prompt.prompt_tokens or 0
         foreign_tokens = ledger.mean_prefill_tokens(prompt_tokens) if ledger.foreign_requests else 0.0
         block_size = self._fleet.block_sizes[0] if self._fleet.block_sizes else 1
-        if matches is None or matches.promised():  # who comes with what is being computed waits there
-            growth = [0.0] * len(slots)
-        else:
-            growth = ledger.growth.expected_tokens(now, slots, continues)
         few = _NO_MATCHES if matches is None else matches
         assert isinstance(few, FewMatches), "rows are made of few slots only"
+        if matches is None or few.promised():  # who comes with what is being computed waits there
+            growth = [0.0] * len(slots)
+        else:
+            growth = ledger.growth.expected_tokens(
+                now, slots, continues, reachable=[few.reachable[slot] for slot in slots], prompt_tokens=prompt_tokens
+            )
         rows = []
         for slot, growth_tokens, tokens_per_s in zip(slots, growth, rates.of_each(slots), strict=True):
             load = ledger.slots[slot]
@@ -152,9 +154,10 @@ class Decider:
         found = None if matches is None else matches.arrays()
         ready = np.zeros(len(slots)) if found is None else _own(found.ready, slots)
         lower = found if found is not None and found.lower else None
+        reachable = ready if lower is None else _own(lower.reachable(), slots)
         return Arrays(
             ready_tokens=ready,
-            reachable_tokens=ready if lower is None else _own(lower.reachable(), slots),
+            reachable_tokens=reachable,
             transfer_ms=None if lower is None else _transfer_ms(lower, slots),
             load=load,
             backlog_tokens=remaining_tokens(load[PREFILL], rates, now - _own(ledger.rates.working_since(), slots))
@@ -162,7 +165,9 @@ class Decider:
             else None,
             growth_tokens=None
             if matches is None or matches.promised()
-            else ledger.growth.expected_tokens_of_many(now, slots, continues),
+            else ledger.growth.expected_tokens_of_many(
+                now, slots, continues, reachable=reachable, prompt_tokens=prompt_tokens
+            ),
             prefill_tokens_per_s=rates,
             foreign_prefill_tokens=ledger.mean_prefill_tokens(prompt_tokens) if ledger.foreign_requests else 0.0,
             prompt_tokens=prompt_tokens,

@@ -92,6 +92,7 @@ class EventProxy:
         self._commands: queue.SimpleQueue[tuple[Instruction | None, threading.Event]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._started_at = 0.0
+        self._next_seq = 0
         self.events = ""
         self.replay: str | None = None
         self.actions: list[Action] = []
@@ -143,6 +144,11 @@ class EventProxy:
         """Sequence numbers of what was done so far under that name (`pass`, `drop`, `delay`, `release`, ...)."""
         with self._lock:
             return [done.seq for done in self.actions if done.action == action and done.seq is not None]
+
+    @property
+    def next_seq(self) -> int:
+        """Of the batch that the publisher sends next: one after the last that came, whatever replay was asked for."""
+        return self._next_seq
 
     def withheld(self) -> int:
         """Batches that came and were neither sent nor dropped."""
@@ -244,6 +250,7 @@ class EventProxy:
             self._note(Action("pass", detail="not a batch of events"))
             return
         batch = Batch(frames[0], int.from_bytes(frames[1], "big"), tuple(frames))
+        self._next_seq = batch.seq + 1
         self._perform(self._faults.arrived(time.monotonic(), batch))
 
     def _perform(self, done: Done) -> None:

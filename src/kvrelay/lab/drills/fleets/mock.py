@@ -248,12 +248,12 @@ class MockProcessFleet:
                 network.do("clear")
                 events.do("clear; replay on")
             case act.LoseEvents():
-                first = process.next_seq()
+                first = process.events.next_seq
                 events.do("drop all" if action.batches is None else f"drop {first}-{first + action.batches - 1}")
             case act.DoubleEvents():
                 events.do("duplicate all")
             case act.ShuffleEvents():
-                events.do(shuffle_script(process.next_seq()))
+                events.do(shuffle_script(process.events.next_seq))
             case act.SilenceReplay():
                 events.do("replay off")
             case act.MendEvents():

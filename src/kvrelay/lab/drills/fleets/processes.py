@@ -34,13 +34,6 @@ class Process:
         """For the gateway."""
         return f"http://{self.network.address}"
 
-    def next_seq(self) -> int:
-        """Of the event batch that comes next, as far as was seen."""
-        for action in reversed(self.events.actions):
-            if action.seq is not None:
-                return action.seq + 1
-        return 0
-
 
 class Processes:
     """All workers of one drill. `stop` ends them, whatever was done to them."""
