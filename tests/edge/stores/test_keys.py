@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from msgspec import structs
 
 from kvrelay.core.tiers.outcome import Outcome
-from kvrelay.edge.stores.keys import KeyRing, KeyRingError, load_key_ring, parse_key_ring
+from kvrelay.edge.stores.keys import TAG_BYTES, Aes256Gcm, KeyRing, KeyRingError, load_key_ring, parse_key_ring
 from kvrelay.edge.stores.memory import MemoryStore
 from kvrelay.edge.stores.tiered import TieredStore
 from tests.edge.stores.test_tiered import KEYS, NAMESPACE, SHAPE
@@ -26,6 +28,24 @@ def load(store: TieredStore, namespace=NAMESPACE) -> tuple[Outcome, bytes]:  # t
     into = bytearray(SHAPE.payload_bytes)
     fetched = store.fetch(store.plan(namespace, KEYS[:1], SHAPE), [memoryview(into)])
     return fetched.outcomes[0], bytes(into)
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 262_144, 262_145, 700_001])
+def test_the_cipher_in_strides_is_that_of_the_standard(size: int) -> None:
+    """Against the library's call for a whole message, in both directions; any changed bit is found."""
+    key, nonce, plain = b"k" * 32, b"n" * 12, bytes(i % 251 for i in range(size))
+    sealed, opened = bytearray(size + TAG_BYTES), bytearray(size)
+    Aes256Gcm(key).encrypt_into(nonce, plain, b"head", sealed)
+    assert sealed == AESGCM(key).encrypt(nonce, plain, b"head")
+    Aes256Gcm(key).decrypt_into(nonce, sealed, b"head", opened)
+    assert opened == plain
+    for at in {0, size // 2, size, size + TAG_BYTES - 1}:
+        sealed[at] ^= 1
+        with pytest.raises(InvalidTag):
+            Aes256Gcm(key).decrypt_into(nonce, sealed, b"head", opened)
+        sealed[at] ^= 1
+    with pytest.raises(InvalidTag):
+        Aes256Gcm(key).decrypt_into(nonce, sealed, b"another", opened)
 
 
 @pytest.mark.covers("SG-09")

@@ -14,11 +14,12 @@ from msgspec import Struct
 
 from kvrelay.core.model.units import Tier
 from kvrelay.core.tiers.settings import Eviction, FailurePolicy, Promotion, TierSettings, TiersSettings, WritePolicy
-from kvrelay.edge.stores.file import FileStore, shared_memory
+from kvrelay.edge.stores.file import FileStore
 from kvrelay.edge.stores.memory import MemoryStore
 from kvrelay.edge.stores.mooncake import MooncakeStore
 from kvrelay.edge.stores.peer import PeerStore
 from kvrelay.edge.stores.s3 import S3Store, credentials
+from kvrelay.edge.stores.shm import shared_memory
 from kvrelay.edge.stores.store import Store
 from kvrelay.edge.stores.valkey import ValkeyStore
 

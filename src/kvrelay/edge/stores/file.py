@@ -273,18 +273,6 @@ class FileStore(Store):
             os.pwrite(self._usage_fd, _USAGE.pack(max(0, self._used() - size)), 0)
 
 
-def shared_memory(name: str, *, capacity_bytes: int | None) -> FileStore:
-    """Memory that all of this user's processes on this host share under a name: files that never reach a disk."""
-    return SharedMemoryStore(Path(f"/dev/shm/kvrelay-{os.getuid()}-{name}"), capacity_bytes=capacity_bytes)
-
-
-class SharedMemoryStore(FileStore):
-    """A FileStore on tmpfs. It cannot hang, and it is gone with the machine's next start."""
-
-    kind: ClassVar[str] = "memory"
-    bounded: ClassVar[bool] = True
-
-
 @contextmanager
 def _faults(doing: str) -> Iterator[None]:
     """What the system says, in a store's words."""

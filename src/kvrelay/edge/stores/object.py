@@ -27,14 +27,13 @@ from kvrelay.core.tiers.header import CIPHER_NONE, FORMAT_VERSION, Expected, Obj
 from kvrelay.core.tiers.outcome import Outcome
 from kvrelay.edge.stores.codecs import RAW, CodecError, codec
 from kvrelay.edge.stores.extras import need
-from kvrelay.edge.stores.keys import KeyRing
+from kvrelay.edge.stores.keys import TAG_BYTES, KeyRing
 from kvrelay.edge.stores.store import Buffer, total_bytes
 
 xxhash = need("xxhash", extra="store", purpose="a store")
 
 MAGIC = b"KVRO"
 HEAD_BYTES = 512
-TAG_BYTES = 16
 AES_256_GCM = "aes-256-gcm"
 _FIXED = struct.Struct("<4sHHQ16s12s4x")
 _CHECKSUM_AT, _HEADER_AT = 48, 56

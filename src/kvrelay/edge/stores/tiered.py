@@ -38,9 +38,9 @@ from kvrelay.edge.stores.codecs import RAW
 from kvrelay.edge.stores.config import StoreConfig, open_store
 from kvrelay.edge.stores.contracts import write_contract
 from kvrelay.edge.stores.host import Destinations, HostTier, TierHost
-from kvrelay.edge.stores.keys import KeyRing, load_key_ring
+from kvrelay.edge.stores.keys import TAG_BYTES, KeyRing, load_key_ring
 from kvrelay.edge.stores.metrics import StoreTimes, counter_lines
-from kvrelay.edge.stores.object import HEAD_BYTES, TAG_BYTES, Owner
+from kvrelay.edge.stores.object import HEAD_BYTES, Owner
 from kvrelay.edge.stores.reading import Reader, Wanted
 from kvrelay.edge.stores.store import Buffer, Store, StoreError, total_bytes
 from kvrelay.edge.stores.writing import Writing
