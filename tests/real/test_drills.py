@@ -12,7 +12,7 @@ from kvrelay.lab.drills.fleets.mock import MockProcessFleet
 from kvrelay.lab.drills.fuzz.play import play
 from kvrelay.lab.drills.fuzz.schedule import schedule_of
 from kvrelay.lab.drills.run import run_drill
-from tests.lab.drills.mutants import FUZZ, MUTANTS, Mutant
+from tests.lab.drills.mutants import FUZZ, MUTANTS, RARE, RARE_SEED, Mutant
 from tests.lab.drills.test_mutants import SEARCHED
 
 pytestmark = pytest.mark.real
@@ -29,3 +29,8 @@ def test_the_drill_passes_on_processes(drill: Drill) -> None:
 def test_the_fuzz_finds_the_defect_within_its_seeds(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.plant(monkeypatch)
     assert any(play(schedule_of(seed)) is not None for seed in range(SEARCHED))
+
+
+def test_the_fuzz_finds_a_defect_of_one_in_a_thousand_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    RARE.plant(monkeypatch)
+    assert next(seed for seed in range(1_000) if play(schedule_of(seed)) is not None) == RARE_SEED

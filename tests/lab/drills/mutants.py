@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 import pytest
@@ -104,6 +105,16 @@ def _without(event_member: str) -> Callable[[Any], Any]:
 
 def _no_reset(right: Any) -> Any:
     return lambda self, now, target, *, replay: right(self, now, target, replay=replay) if replay else ()
+
+
+def _tires_of_asking(right: Any) -> Any:
+    asked: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+
+    def ask(self: Sequence, in_this_order: Any) -> Any:
+        asked[self] = asked.get(self, 0) + 1
+        return () if asked[self] >= 16 else right(self, in_this_order)
+
+    return ask
 
 
 # --- books -----------------------------------------------------------------------------------------------------------
@@ -206,6 +217,13 @@ MUTANTS = (
     Mutant("lost tails are not looked for", _replacing(Keeper, "compare", _always(())), "gap-tail"),
     Mutant("the replay is not asked for", _replacing(Sequence, "_ask", _always(())), "gap-inner"),
 )
+
+# Shows in one of a thousand schedules: of the seeds 0 to 2999 the fuzz finds it with three, 475, 2451 and 2554.
+RARE = Mutant(
+    "after fifteen questions in one life the missing events are not asked for any more",
+    _replacing(Sequence, "_ask", _tires_of_asking),
+)
+RARE_SEED = 475
 
 # The first seed that finds each of those that are for the fuzz.
 FOUND_BY_SEED = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.lab.drills.mutants import FOUND_BY_SEED, FUZZ, MUTANTS, Mutant
+from tests.lab.drills.mutants import FOUND_BY_SEED, FUZZ, MUTANTS, RARE, RARE_SEED, Mutant
 
 from kvrelay.lab.drills.catalog import ALL
 from kvrelay.lab.drills.fleets.simulated import SimulatedFleet
@@ -34,6 +34,13 @@ def test_the_defect_is_found_by_its_check(mutant: Mutant, monkeypatch: pytest.Mo
         assert play(schedule_of(seed)) is None, "the seed fails without any defect"
     mutant.plant(monkeypatch)
     assert is_caught(mutant, seed)
+
+
+def test_a_defect_of_one_in_a_thousand_schedules_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search from seed 0 on is in the long suite."""
+    assert play(schedule_of(RARE_SEED)) is None, "the seed fails without any defect"
+    RARE.plant(monkeypatch)
+    assert [seed for seed in range(RARE_SEED - 10, RARE_SEED + 1) if play(schedule_of(seed))] == [RARE_SEED]
 
 
 def test_there_are_enough_of_them() -> None:
