@@ -288,6 +288,7 @@ class Run:
                 kind = (AttemptFailed, RequestFinished, FirstTokenSeen, ReplayArrived, KvBatch)[int(hit.amount * 5)]
                 self._say_again(kind, hit.amount)
             case "jump":
+                self._watchman.stood_still(hit.amount)
                 world.agenda.jump(hit.amount)
             case _:
                 raise ValueError(f"no such hit: {hit.kind}")

@@ -57,7 +57,7 @@ class Watchman:
     ) -> None:
         self.steps = 0
         self._attempts = attempts
-        self._queue_wait_s = queue_wait_s
+        self._longest_wait_s = queue_wait_s
         self._requests = requests
         self._published = published
         self._tried: dict[str, list[str]] = {}
@@ -68,6 +68,10 @@ class Watchman:
         self._drained: set[str] = set()
         self._retired: set[str] = set()
         self._now_s, self._steps_now = 0.0, 0
+
+    def stood_still(self, for_s: float) -> None:
+        """The gateway, so nobody's waiting could be ended in that time."""
+        self._longest_wait_s += for_s
 
     def gateway_restarted(self) -> None:
         """What was open is cut, and its ids mean nothing any more. Orders of operators go with the process."""
@@ -155,7 +159,7 @@ class Watchman:
         self._open.discard(request_id)
         self._ended.add(request_id)
         waited_ms = receipt.router_queue_ms or 0.0
-        _hold(waited_ms <= self._queue_wait_s * 1000 + 1, f"{request_id} waited {waited_ms:.0f} ms for a place")
+        _hold(waited_ms <= self._longest_wait_s * 1000 + 1, f"{request_id} waited {waited_ms:.0f} ms for a place")
         self._claim_was_published(receipt)
 
     def _claim_was_published(self, receipt: Receipt) -> None:
