@@ -139,7 +139,7 @@ class Ledger:
             return
         load = self._touch(booking.slot)
         self._end_prefill(load, booking)
-        waiting_tokens = load.kinds()[PREFILL]
+        waiting_tokens = load.active_prefill_tokens + load.elsewhere[PREFILL]
         self.rates.prefill_done(now, booking.slot, booking.prefill_tokens, waiting_tokens=waiting_tokens)
         load.active_decode_blocks += booking.decode_blocks
         load.prefilled_tokens += booking.prefill_tokens
