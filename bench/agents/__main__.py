@@ -1,5 +1,8 @@
 """Agents over two workers, every policy isolated, repeats interleaved in rotating order; gates stand in `gates.py`.
 
+Every repeat is a draw of its own (`--seed`, the next one, ...), the same for every policy: one order of arrival, run
+three times, would show the noise of the machine and say nothing about the luck of that order.
+
     python -m bench.agents                          mock workers, ten times as fast as a CPU core; about two minutes
     python -m bench.agents --engine vllm --out FILE.md      real vLLM on CPU; about ten minutes
 
@@ -41,12 +44,13 @@ def main() -> int:
     with mock(pace) if options.engine == "mock" else vllm() as fleet:
         for name in options.workload or list(WORKLOADS):
             make_plan, judge, policies = WORKLOADS[name]
-            plan = make_plan(options.seed, pace)
-            results = asyncio.run(_run(fleet, plan, policies, options.repeats))
+            plans = [make_plan(options.seed + repeat, pace) for repeat in range(options.repeats)]
+            results = asyncio.run(_run(fleet, plans, policies))
             verdicts = judge(results)
             kept &= all(gate.kept for gate in verdicts)
-            lines += _section(name, plan, fleet, results, verdicts)
-            print("\n".join(_section(name, plan, fleet, results, verdicts)), flush=True)
+            section = _section(name, plans, fleet, results, verdicts)
+            lines += section
+            print("\n".join(section), flush=True)
     if options.out is not None:
         options.out.write_text("\n".join([*_head(options), *lines]) + "\n", encoding="utf-8")
     return 0 if kept else 1
@@ -62,13 +66,13 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def _run(fleet: Fleet, plan: Plan, policies: Sequence[str], repeats: int) -> list[Result]:
+async def _run(fleet: Fleet, plans: Sequence[Plan], policies: Sequence[str]) -> list[Result]:
     results = []
     with tempfile.TemporaryDirectory(prefix="agents-") as folder:
-        for repeat in range(repeats):
+        for repeat, plan in enumerate(plans):
             at = repeat % len(policies)
             for policy in (*policies[at:], *policies[:at]):
-                print(f"{policy}, repeat {repeat + 1} of {repeats} ...", file=sys.stderr, flush=True)
+                print(f"{policy}, repeat {repeat + 1} of {len(plans)} ...", file=sys.stderr, flush=True)
                 arm = Arm(policy, repeat)
                 results.append(await run_arm(fleet, plan, arm, Path(folder) / f"{policy}-{repeat}"))
     return results
@@ -86,18 +90,21 @@ def _head(options: argparse.Namespace) -> list[str]:
     ]
 
 
-def _section(name: str, plan: Plan, fleet: Fleet, results: Sequence[Result], verdicts: Sequence[Gate]) -> list[str]:
+def _section(
+    name: str, plans: Sequence[Plan], fleet: Fleet, results: Sequence[Result], verdicts: Sequence[Gate]
+) -> list[str]:
     rows = [_row(result) for result in sorted(results, key=lambda result: (result.policy, result.repeat))]
     return [
         "",
         f"## {name} ({fleet.label})",
         "",
-        f"{plan.requests} requests, {plan.prompt_tokens:,} prompt tokens; plan {plan.digest()[:12]}. One endless cache "
-        f"would hit {max(result.ceiling_share for result in results):.1%}.",
+        f"Per repeat {plans[0].requests} requests in an order of their own; plans "
+        f"{', '.join(plan.digest()[:12] for plan in plans)}. One endless cache would hit "
+        f"{max(result.ceiling_share for result in results):.1%}.",
         "",
-        "| policy | hits | requests by worker | prefilled tokens by worker | max/mean | p50 TTFT ms | p95 TTFT ms "
-        "| claims within a block |",
-        "|---|---|---|---|---|---|---|---|",
+        "| policy | repeat | hits | requests by worker | prefilled tokens by worker | max/mean | p50 TTFT ms "
+        "| p95 TTFT ms | claims within a block |",
+        "|---|---|---|---|---|---|---|---|---|",
         *rows,
         "",
         "| promise | measured | kept |",
@@ -109,7 +116,7 @@ def _section(name: str, plan: Plan, fleet: Fleet, results: Sequence[Result], ver
 def _row(result: Result) -> str:
     ttft = distribution(result.ttft_ms)
     return (
-        f"| {result.policy} | {result.hit_share:.1%} | {_by_worker(result.requests_of)} | "
+        f"| {result.policy} | {result.repeat + 1} | {result.hit_share:.1%} | {_by_worker(result.requests_of)} | "
         f"{_by_worker(result.prefilled_of)} | {result.prefilled_max_over_mean:.3f} | {ttft.p50:.0f} | {ttft.p95:.0f} | "
         f"{result.within_one_block:.1%} |"
     )
