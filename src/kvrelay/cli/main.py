@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollback": ("kvrelay.cli.rollback", "Switch a running gateway back to plain round robin."),
     "chaos": ("kvrelay.cli.chaos", "Put faults on the wire between a worker and the gateway."),
     "doctor": ("kvrelay.cli.doctor", "Examine a fleet: what is wrong with it, why, and what to do."),
+    "checklist": ("kvrelay.cli.checklist", "What has to be shown before and after a launch, with evidence."),
     "store": ("kvrelay.cli.store", "Stores of KV objects: serve, list, verify, purge, scrub."),
     "receipts": ("kvrelay.cli.receipts", "Read route receipts: tail, explain, reconcile."),
     "status": ("kvrelay.cli.status", "Time to first token, hit rate, throughput and memory in one line."),
