@@ -192,7 +192,7 @@ def lost_key_id(case: Case) -> None:
         case.put(piece_name(case.name, i), b"")
     other = case.setup.open(case.store, LOST_RING)
     assert other.store(MINE, case.key, SHAPE, [case.payload]).stored
-    other._host._clock.stop()
+    other._host._alarm.stop()
 
 
 def evicted_between_check_and_read(case: Case) -> None:
@@ -241,7 +241,7 @@ def run_cases(store: Store, *, cases: int, seed: int, first: int = 0) -> Counter
             done[fault.__name__] += 1
     finally:
         for tiered in opened.values():
-            tiered._host._clock.stop()
+            tiered._host._alarm.stop()
     return done
 
 

@@ -59,7 +59,7 @@ def test_at_rest_there_is_no_plain_text_and_a_wrong_key_opens_nothing() -> None:
     same_id = open_with(medium, parse_key_ring("old " + "33" * 32, source="test"))
     outcome, found = load(same_id)
     assert outcome is Outcome.CORRUPT and b"canary" not in found
-    writer._host._clock.stop(), same_id._host._clock.stop()
+    writer._host._alarm.stop(), same_id._host._alarm.stop()
 
 
 def test_rotation_reads_the_old_writes_the_new_and_a_dropped_key_is_the_end() -> None:
@@ -71,7 +71,7 @@ def test_rotation_reads_the_old_writes_the_new_and_a_dropped_key_is_the_end() ->
     dropped = open_with(medium, parse_key_ring(NEW, source="test"))
     assert load(dropped)[0] is Outcome.REFUSED
     for store in (before, rotated, dropped):
-        store._host._clock.stop()
+        store._host._alarm.stop()
 
 
 @pytest.mark.covers("SG-09")

@@ -1,20 +1,20 @@
-"""Runs the tier machine on threads: effects become calls on stores, their ends become events.
+"""Runs the tier machine: effects become calls on stores, their ends become events.
 
 A tier in this host's memory cannot hang, so whoever steps the machine runs its jobs on the spot, without a change of
-thread. Every other tier has a few threads of its own. One more thread watches the time. The machine is stepped under
-one lock, and effects are acted upon outside it, except for copies between destinations: those are part of the step,
-because the next one may end the load that they read from or write to.
+thread. Every other tier has a crew of its own, and an alarm watches the time; both come from the `Runtime`, which is
+threads in a live process and virtual time in a simulation. The machine is stepped under one lock, and effects are acted
+upon outside it, except for copies between destinations: those are part of the step, because the next one may end the
+load that they read from or write to.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 
 from msgspec import Struct
 
@@ -52,12 +52,12 @@ from kvrelay.core.tiers.outcome import Outcome
 from kvrelay.edge.stores.buffers import Lease
 from kvrelay.edge.stores.codecs import copy
 from kvrelay.edge.stores.reading import Reader, Wanted
+from kvrelay.edge.stores.runtime import Crew, Job, Runtime
 from kvrelay.edge.stores.store import NoSpace, Store, StoreError, StoreTimeout, WriteOutcome, total_bytes
 from kvrelay.edge.stores.writing import Writing
 
 log = logging.getLogger("kvrelay.store")
 
-_Job = Probe | Fetch | Write | Check | Remove | Transfer | Ping
 _LEAST_DEADLINE_S = 0.001
 
 
@@ -69,7 +69,7 @@ class HostTier(Struct, frozen=True):
     reader: Reader
     inline: bool
     ttl_s: float | None
-    threads: int
+    hands: int
 
 
 class Destinations(Struct, frozen=True):
@@ -85,22 +85,24 @@ class TierHost:
         machine: TierMachine,
         tiers: Sequence[HostTier],
         *,
+        runtime: Runtime,
         announce: Callable[[str, bytes, int], None] | None = None,
         observe: Callable[[str, str, Outcome, float], None] | None = None,
+        state_changed: Callable[[str, bool], None] | None = None,
     ) -> None:
         self.machine = machine
         self._tiers = tiers
-        self._announce, self._observe = announce, observe
+        self._runtime = runtime
+        self._announce, self._observe, self._state_changed = announce, observe, state_changed or _say
         self._lock = threading.Lock()
         self._serial = 0
         self._waiting: dict[tuple[str, int], Future[TierEffect]] = {}
         self._destinations: dict[int, Destinations] = {}
         self._writing: dict[int, Writing] = {}
-        self._pools = [
-            None if tier.inline else ThreadPoolExecutor(tier.threads, thread_name_prefix=f"kvrelay-{tier.name}")
-            for tier in tiers
+        self._crews: list[Crew | None] = [
+            None if tier.inline else runtime.crew(tier.name, tier.store, tier.hands) for tier in tiers
         ]
-        self._clock = _Alarm(lambda: self.post(Woke()))
+        self._alarm = runtime.alarm(lambda: self.post(Woke()))
 
     def ask(
         self, kind: str, make_event: Callable[[int], TierEvent], *, carry: Destinations | Writing | None = None
@@ -126,14 +128,14 @@ class TierHost:
             effects.extend(self._act(effects.popleft()))
 
     def aside(self, work: Callable[[Store], object]) -> None:
-        """Something that is no matter of the machine, on a thread of every tier that others see."""
-        for tier, pool in zip(self._tiers, self._pools, strict=True):
+        """Something that is no matter of the machine, by the crew of every tier that others see."""
+        for tier, crew in zip(self._tiers, self._crews, strict=True):
             if not tier.store.shared:
                 continue
-            if pool is None:
+            if crew is None:
                 _quietly(work, tier.store)
             else:
-                pool.submit(_quietly, work, tier.store)
+                crew.submit(partial(_quietly, work, tier.store))
 
     def inspect(self, look: Callable[[TierMachine], object]) -> object:
         """A consistent view of the machine."""
@@ -142,16 +144,16 @@ class TierHost:
 
     def close(self) -> None:
         """Let running jobs end; what waits is abandoned."""
-        self._clock.stop()
-        for pool in self._pools:
-            if pool is not None:
-                pool.shutdown(wait=True, cancel_futures=True)
+        self._alarm.stop()
+        for crew in self._crews:
+            if crew is not None:
+                crew.close()
         for tier in self._tiers:
             tier.store.close()
 
     def _step(self, event: TierEvent) -> tuple[TierEffect, ...]:
         with self._lock:
-            effects = self.machine.step(time.monotonic(), event)
+            effects = self.machine.step(self._runtime.now_s(), event)
             for effect in effects:
                 if isinstance(effect, Copy):
                     self._copy(effect)
@@ -178,12 +180,11 @@ class TierHost:
             case RemovalFinished():
                 self._answer("removal", effect.removal, effect)
             case WakeAt():
-                self._clock.set(effect.at_s)
+                self._alarm.set(effect.at_s)
             case Announce() if self._announce is not None:
                 self._announce(self._tiers[effect.tier].name, effect.key, effect.stored_bytes)
             case TierStateChanged():
-                state = "in use again" if effect.in_use else "out of use: it does not answer"
-                log.warning("store tier %s is %s", self._tiers[effect.tier].name, state)
+                self._state_changed(self._tiers[effect.tier].name, effect.in_use)
         return ()
 
     def _answer(self, kind: str, number: int, effect: TierEffect) -> None:
@@ -193,30 +194,27 @@ class TierHost:
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
-    def _start(self, job: _Job) -> tuple[TierEffect, ...]:
+    def _start(self, job: Job) -> tuple[TierEffect, ...]:
         index = job.source if isinstance(job, Transfer) else job.tier
-        pool = self._pools[index]
-        if isinstance(job, Transfer) and pool is None:
-            pool = self._pools[job.target]
-        if pool is None:
+        crew = self._crews[index]
+        if isinstance(job, Transfer) and crew is None:
+            crew = self._crews[job.target]
+        if crew is None:
             return self._run(job)
         try:
-            pool.submit(self._run_and_post, job)
+            crew.submit(partial(self._run_and_act, job), job)
         except RuntimeError:  # closing
             return self._step(_failed(job, Outcome.UNAVAILABLE))
         return ()
 
-    def _run_and_post(self, job: _Job) -> None:
-        try:
-            effects = deque(self._run(job))
-            while effects:
-                effects.extend(self._act(effects.popleft()))
-        except Exception:
-            log.exception("a store job ended in a way that nobody foresaw")
+    def _run_and_act(self, job: Job) -> None:
+        effects = deque(self._run(job))
+        while effects:
+            effects.extend(self._act(effects.popleft()))
 
-    def _run(self, job: _Job) -> tuple[TierEffect, ...]:
+    def _run(self, job: Job) -> tuple[TierEffect, ...]:
         """Do it, tell the machine, and return what it wants next."""
-        began_s = time.monotonic()
+        began_s = self._runtime.now_s()
         try:
             if isinstance(job, Fetch):
                 return self._fetch(job, began_s)
@@ -254,7 +252,7 @@ class TierHost:
         return self._step(event)
 
     def _call(self, job: Probe | Write | Check | Remove | Transfer | Ping) -> TierEvent:
-        left_s = max(_LEAST_DEADLINE_S, job.deadline_s - time.monotonic())
+        left_s = max(_LEAST_DEADLINE_S, job.deadline_s - self._runtime.now_s())
         tier = self._tiers[job.source if isinstance(job, Transfer) else job.tier]
         match job:
             case Probe():
@@ -280,16 +278,16 @@ class TierHost:
                 tier.store.ping(deadline_s=left_s)
                 return Pinged(job.job, True)
 
-    def _measure(self, job: _Job, began_s: float, event: TierEvent) -> None:
+    def _measure(self, job: Job, began_s: float, event: TierEvent) -> None:
         if self._observe is not None and not isinstance(job, Ping | Transfer):
             outcome = getattr(event, "outcome", Outcome.HIT)
-            self._observe(self._tiers[job.tier].name, _OPS[type(job)], outcome, time.monotonic() - began_s)
+            self._observe(self._tiers[job.tier].name, _OPS[type(job)], outcome, self._runtime.now_s() - began_s)
 
 
 _OPS = {Probe: "lookup", Fetch: "fetch", Write: "store", Check: "verify", Remove: "delete"}
 
 
-def _failed(job: _Job, outcome: Outcome) -> TierEvent:
+def _failed(job: Job, outcome: Outcome) -> TierEvent:
     match job:
         case Probe():
             return Probed(job.job, None, outcome)
@@ -307,49 +305,12 @@ def _failed(job: _Job, outcome: Outcome) -> TierEvent:
             return Pinged(job.job, False)
 
 
+def _say(tier: str, in_use: bool) -> None:
+    log.warning("store tier %s is %s", tier, "in use again" if in_use else "out of use: it does not answer")
+
+
 def _quietly(work: Callable[[Store], object], store: Store) -> None:
     try:
         work(store)
     except StoreError as error:
         log.info("a store did not take what was left there: %s", error)
-
-
-class _Alarm:
-    """Calls `ring` on a thread of its own when the time last set has come."""
-
-    def __init__(self, ring: Callable[[], None]) -> None:
-        self._ring = ring
-        self._times: list[float] = []
-        self._stopped = False
-        self._condition = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="kvrelay-store-alarm", daemon=True)
-        self._thread.start()
-
-    def set(self, at_s: float) -> None:
-        """Ring then; also at what was set before: ringing early is harmless, late is not."""
-        with self._condition:
-            heapq.heappush(self._times, at_s)
-            self._condition.notify()
-
-    def stop(self) -> None:
-        with self._condition:
-            self._stopped = True
-            self._condition.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while self._wait():
-            self._ring()
-
-    def _wait(self) -> bool:
-        """True when it is time to ring."""
-        with self._condition:
-            while not self._stopped:
-                now_s = time.monotonic()
-                if self._times and self._times[0] <= now_s:
-                    while self._times and self._times[0] <= now_s:
-                        heapq.heappop(self._times)
-                    return True
-                self._condition.wait(self._times[0] - now_s if self._times else None)
-        return False

@@ -8,7 +8,7 @@ hang regardless of deadlines never sees the destination.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -38,8 +38,17 @@ class Wanted(Struct, frozen=True):
 class Reader:
     """Reads objects of one store."""
 
-    def __init__(self, store: Store, *, ring: KeyRing, codec: str, piece_bytes: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        ring: KeyRing,
+        codec: str,
+        piece_bytes: int,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
         self._store = store
+        self._wall_s = wall_s
         self._piece_bytes = piece_bytes
         self.most_pieces = 0  # that any chunk had which this process wrote or read
         self._ring = ring
@@ -178,7 +187,7 @@ class Reader:
                 expected=wanted.expected,
                 ring=self._ring,
                 owner=wanted.owner,
-                now_s=time.time(),
+                now_s=self._wall_s(),
                 allow_lossy=self._codec,
             )
         return self._refuse(head) if head.outcome is not Outcome.HIT else Outcome.HIT

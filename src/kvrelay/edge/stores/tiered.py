@@ -8,7 +8,6 @@ matter: `recompute` (default), `fail`, or `fallback` to the tiers below before c
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -42,6 +41,7 @@ from kvrelay.edge.stores.keys import TAG_BYTES, KeyRing, load_key_ring
 from kvrelay.edge.stores.metrics import StoreTimes, counter_lines
 from kvrelay.edge.stores.object import HEAD_BYTES, Owner
 from kvrelay.edge.stores.reading import Reader, Wanted
+from kvrelay.edge.stores.runtime import Runtime, Threads
 from kvrelay.edge.stores.store import Buffer, Store, StoreError, total_bytes
 from kvrelay.edge.stores.writing import Writing
 
@@ -119,29 +119,42 @@ class StoreOutcome(Struct, frozen=True):
 
 
 class TieredStore:
-    """See the module text. One per process; `close` when done. `stores` stand in for those that the URLs name (wrapped
-    ones, for drills)."""
+    """See the module text. One per process; `close` when done.
+
+    `stores` stand in for those that the URLs name (wrapped ones, for drills; None: the one that is named). `seed` is
+    for the waits between questions to a tier that is out of use; None: by chance.
+    """
 
     def __init__(
         self,
         config: StoreConfig,
         *,
         ring: KeyRing | None = None,
-        stores: Sequence[Store] | None = None,
+        stores: Sequence[Store | None] | None = None,
+        runtime: Runtime | None = None,
+        seed: int | None = None,
         announce: Callable[[str, bytes, int], None] | None = None,
         observe: Callable[[str, str, Outcome, float], None] | None = None,
+        state_changed: Callable[[str, bool], None] | None = None,
     ) -> None:
         self.config = config
+        self._runtime = runtime or Threads()
         self._ring = load_key_ring(config.keys) if ring is None else ring
         self._deadline_s = config.deadline_ms / 1000
         self._names = config.tier_names()
         self._owners: dict[tuple[str, bytes, int], Owner] = {}
         self._readers: list[Reader] = []
         tiers = [self._open_tier(i, None if stores is None else stores[i]) for i in range(len(config.tiers))]
-        seed = int.from_bytes(os.urandom(8), "big")
         self._times = StoreTimes()
-        machine = TierMachine(config.settings(), seed=seed)
-        self._host = TierHost(machine, tiers, announce=announce, observe=observe or self._times.observe)
+        chance = int.from_bytes(os.urandom(8), "big") if seed is None else seed
+        self._host = TierHost(
+            TierMachine(config.settings(), seed=chance),
+            tiers,
+            runtime=self._runtime,
+            announce=announce,
+            observe=observe or self._times.observe,
+            state_changed=state_changed,
+        )
         self._count_what_is_there(tiers)
 
     @classmethod
@@ -154,7 +167,7 @@ class TieredStore:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def lookup_async(self, namespace: Namespace, chunk_keys: Sequence[bytes], shape: ChunkShape) -> Future[LookupPlan]:
-        owner, began_s = self._owner(namespace), time.monotonic()
+        owner, began_s = self._owner(namespace), self._runtime.now_s()
         names = tuple(owner.tag + key for key in chunk_keys)
 
         def plan(effect: TierEffect) -> LookupPlan:
@@ -170,7 +183,7 @@ class TieredStore:
                 predicted_recompute_ms=verdict.recompute_ms,
                 reason=verdict.reason,
                 unasked=tuple(self._names[i] for i in effect.unasked),
-                ms=_ms_since(began_s),
+                ms=self._ms_since(began_s),
             )
 
         deadline_s = began_s + self._deadline_s
@@ -190,7 +203,7 @@ class TieredStore:
 
     def fetch_async(self, plan: LookupPlan, into: Sequence[memoryview]) -> Future[FetchOutcome]:
         assert len(into) == len(plan.keys), f"{len(plan.keys)} chunks, {len(into)} destinations"
-        owner, began_s = self._owner(plan.namespace), time.monotonic()
+        owner, began_s = self._owner(plan.namespace), self._runtime.now_s()
         wanted = tuple(self._wanted(plan, owner, key) for key in plan.keys)
         destinations = Destinations(Lease([view.cast("B") for view in into]), wanted)
 
@@ -201,7 +214,7 @@ class TieredStore:
                 failed=effect.failed,
                 bytes_by_tier=dict(zip(self._names, effect.bytes_by_tier, strict=True)),
                 ms_by_tier={n: s * 1000 for n, s in zip(self._names, effect.seconds_by_tier, strict=True)},
-                ms=_ms_since(began_s),
+                ms=self._ms_since(began_s),
             )
 
         names, deadline_s = tuple(object_.name for object_ in wanted), began_s + self._deadline_s
@@ -221,9 +234,9 @@ class TieredStore:
         self, namespace: Namespace, key: bytes, shape: ChunkShape, parts: Sequence[Buffer], *, start_token: int = 0
     ) -> Future[StoreOutcome]:
         """The parts must not change until the future is done."""
-        owner, began_s, size = self._owner(namespace), time.monotonic(), total_bytes(parts)
+        owner, began_s, size = self._owner(namespace), self._runtime.now_s(), total_bytes(parts)
         assert size == shape.payload_bytes, f"{size} bytes given, a chunk has {shape.payload_bytes}"
-        now_s = time.time()
+        now_s = self._runtime.wall_s()
         header = ObjectHeader(
             contract_digest=namespace.contract_digest,
             key=key,
@@ -257,7 +270,7 @@ class TieredStore:
 
         def outcome(effect: TierEffect) -> StoreOutcome:
             assert isinstance(effect, SaveFinished)
-            return StoreOutcome(dict(zip(self._names, effect.outcomes, strict=True)), _ms_since(began_s))
+            return StoreOutcome(dict(zip(self._names, effect.outcomes, strict=True)), self._ms_since(began_s))
 
         asked = self._host.ask(
             "save", lambda number: SaveAsked(number, owner.tag + key, stored, writing.pieces), carry=writing
@@ -348,19 +361,21 @@ class TieredStore:
     def _open_tier(self, index: int, given: Store | None) -> HostTier:
         tier = self.config.tiers[index]
         store = given or open_store(tier.url, capacity_bytes=tier.bytes, deadline_s=self._deadline_s)
-        reader = Reader(store, ring=self._ring, codec=tier.codec, piece_bytes=self.config.piece_bytes)
+        reader = Reader(
+            store, ring=self._ring, codec=tier.codec, piece_bytes=self.config.piece_bytes, wall_s=self._runtime.wall_s
+        )
         self._readers.append(reader)
         inline = store.kind == "memory"
-        threads = tier.max_fetches + tier.max_writes + 2
+        hands = tier.max_fetches + tier.max_writes + 2
         ttl_s = min((ttl for ttl in (tier.ttl_s, self.config.ttl_s) if ttl is not None), default=None)
-        return HostTier(self._names[index], store, reader, inline, ttl_s, threads)
+        return HostTier(self._names[index], store, reader, inline, ttl_s, hands)
 
     def _count_what_is_there(self, tiers: Sequence[HostTier]) -> None:
         """What lay in a tier with a limit before this process came counts and is evicted like the rest."""
         for i, tier in enumerate(tiers):
             if self.config.tiers[i].bytes is None or tier.store.kind not in ("memory", "file"):
                 continue
-            now_s = time.time()
+            now_s = self._runtime.wall_s()
             try:
                 found = [
                     (info.key, info.stored_bytes, max(0.0, now_s - (info.modified_s or now_s)))
@@ -370,6 +385,9 @@ class TieredStore:
                 continue
             found.sort(key=lambda object_: -object_[2])
             self._host.post(ObjectsFound(i, tuple(found)))
+
+    def _ms_since(self, began_s: float) -> float:
+        return (self._runtime.now_s() - began_s) * 1000
 
     def _owner(self, namespace: Namespace) -> Owner:
         name = (namespace.tenant, namespace.tenant_key, namespace.epoch)
@@ -404,7 +422,3 @@ def _then(future: Future[TierEffect], make: Callable[[TierEffect], Answer]) -> F
     made: Future[Answer] = Future()
     future.add_done_callback(lambda done: made.set_result(make(done.result())))
     return made
-
-
-def _ms_since(began_s: float) -> float:
-    return (time.monotonic() - began_s) * 1000

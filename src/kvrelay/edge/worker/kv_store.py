@@ -2,14 +2,15 @@
 
 A prompt's whole chunks that are not cached here are looked up and loaded before the request enters the engine; what the
 engine computed is stored when the request has ended. Neither ever keeps an answer from being given: whatever goes
-wrong, the blocks are computed.
+wrong, the blocks are computed. The simulated fleet has the same connector, under virtual time (`lab/sim/store.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -18,13 +19,12 @@ from kvrelay.core.contract.identity import Namespace, block_identities
 from kvrelay.core.engine.engine import BlocksLoaded, Finished
 from kvrelay.core.engine.payload import PAYLOAD_BYTES
 from kvrelay.core.engine.sequence import EngineRequest
-from kvrelay.core.model.prompt import TokenIds
 from kvrelay.edge.stores.config import StoreConfig
-from kvrelay.edge.stores.tiered import ChunkShape, LookupPlan, TieredStore
+from kvrelay.edge.stores.tiered import ChunkShape, FetchOutcome, LookupPlan, StoreOutcome, TieredStore
 from kvrelay.edge.worker.engine_host import TokenListener
 from kvrelay.edge.worker.spec import MockSpec
 
-log = logging.getLogger("kvrelay.mock")
+Answer = TypeVar("Answer")
 
 
 class LoadRefused(Exception):
@@ -63,17 +63,29 @@ def own_contract(spec: MockSpec) -> Contract:
     return Contract.from_mapping({**own, **spec.contract}, source="the mock worker's options")
 
 
-class WorkerStore:
-    """One per worker process. Coroutines run on its event loop, bytes move on the store's threads."""
+def _on_event_loop(future: Future[Answer]) -> Awaitable[Answer]:
+    return asyncio.wrap_future(future)
 
-    def __init__(self, spec: MockSpec) -> None:
+
+class WorkerStore:
+    """One per worker process. Coroutines run on its event loop, bytes move on the store's threads; or both where `wait`
+    and `open_store` say. What a coroutine raises is a mistake in here, except for LoadRefused."""
+
+    def __init__(
+        self,
+        spec: MockSpec,
+        *,
+        open_store: Callable[[StoreConfig], TieredStore] = TieredStore.open,
+        wait: Callable[[Future[Any]], Awaitable[Any]] = _on_event_loop,
+    ) -> None:
         assert spec.store is not None
         self.contract = own_contract(spec)
         self._digest = self.contract.digest()
         self._chunk_blocks, self._block_tokens = spec.store_chunk_blocks, spec.block_size_tokens
         config = StoreConfig.from_mapping(spec.store, source="--store")
         self._fails = config.failure_policy == "fail"
-        self._store = TieredStore.open(config)
+        self._store = open_store(config)
+        self._wait = wait
         self._store.announce_contract(self.contract)
         self._shape = ChunkShape(
             tokens=self._chunk_blocks * self._block_tokens,
@@ -87,38 +99,28 @@ class WorkerStore:
 
     async def load(self, request: EngineRequest, *, cached_blocks: int) -> BlocksLoaded | None:
         """The payloads of the leading chunks, unless what is cached here reaches as far. Raises LoadRefused."""
-        try:
-            keys = self._keys(request.token_ids, request)
-            plan = await asyncio.wrap_future(self._store.lookup_async(self._namespace(request), keys, self._shape))
-            if self._fails and plan.unasked:
-                raise LoadRefused(f"no answer from {', '.join(plan.unasked)}")
-            if plan.tokens <= cached_blocks * self._block_tokens:
-                return None
-            if not plan.fetch:
-                self.last = Loaded(skipped_because=plan.reason)
-                return None
-            return await self._fetch(plan, request)
-        except LoadRefused:
-            raise
-        except Exception:
-            log.exception("loading from the store failed; the prompt is computed")
+        plan = await self._look_up(request, self._keys(request))
+        if self._fails and plan.unasked:
+            raise LoadRefused(f"no answer from {', '.join(plan.unasked)}")
+        if plan.tokens <= cached_blocks * self._block_tokens:
             return None
+        if not plan.fetch:
+            self.last = Loaded(skipped_because=plan.reason)
+            return None
+        return await self._fetch(plan, request)
 
     async def save(self, request: EngineRequest, payloads: Sequence[bytes]) -> None:
         """Keep the whole chunks that these leading payloads make."""
-        try:
-            keys = self._keys(request.token_ids, request)[: len(payloads) // self._chunk_blocks]
-            plan = await asyncio.wrap_future(self._store.lookup_async(self._namespace(request), keys, self._shape))
-            for i in range(len(plan.keys), len(keys)):
-                chunk = b"".join(payloads[i * self._chunk_blocks : (i + 1) * self._chunk_blocks])
-                done = await asyncio.wrap_future(
-                    self._store.store_async(
-                        self._namespace(request), keys[i], self._shape, [chunk], start_token=i * self._shape.tokens
-                    )
+        keys = self._keys(request)[: len(payloads) // self._chunk_blocks]
+        plan = await self._look_up(request, keys)
+        for i in range(len(plan.keys), len(keys)):
+            chunk = b"".join(payloads[i * self._chunk_blocks : (i + 1) * self._chunk_blocks])
+            done: StoreOutcome = await self._wait(
+                self._store.store_async(
+                    self._namespace(request), keys[i], self._shape, [chunk], start_token=i * self._shape.tokens
                 )
-                self.stored_chunks += done.stored
-        except Exception:
-            log.exception("storing failed")
+            )
+            self.stored_chunks += done.stored
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
         self._store.observe_prefill(tokens, seconds * 1000)
@@ -140,10 +142,14 @@ class WorkerStore:
     def close(self) -> None:
         self._store.close()
 
+    async def _look_up(self, request: EngineRequest, keys: Sequence[bytes]) -> LookupPlan:
+        plan: LookupPlan = await self._wait(self._store.lookup_async(self._namespace(request), keys, self._shape))
+        return plan
+
     async def _fetch(self, plan: LookupPlan, request: EngineRequest) -> BlocksLoaded | None:
         buffers = [bytearray(self._shape.payload_bytes) for _ in plan.keys]
         views = [memoryview(buffer) for buffer in buffers]
-        fetched = await asyncio.wrap_future(self._store.fetch_async(plan, views))
+        fetched: FetchOutcome = await self._wait(self._store.fetch_async(plan, views))
         if fetched.failed:
             raise LoadRefused(", ".join(dict.fromkeys(outcome.value for outcome in fetched.outcomes)))
         usable = b"".join(buffers[: fetched.leading_hits])
@@ -154,9 +160,9 @@ class WorkerStore:
         self.loaded_bytes += fetched.bytes_read
         return BlocksLoaded(request.token_ids, payloads, request.adapter, request.salt)
 
-    def _keys(self, token_ids: TokenIds, request: EngineRequest) -> tuple[bytes, ...]:
+    def _keys(self, request: EngineRequest) -> tuple[bytes, ...]:
         """One key per whole chunk: the identity of its last block, which names all before it."""
-        identities = block_identities(self._namespace(request), token_ids, self._block_tokens)
+        identities = block_identities(self._namespace(request), request.token_ids, self._block_tokens)
         return identities[self._chunk_blocks - 1 :: self._chunk_blocks]
 
     def _namespace(self, request: EngineRequest) -> Namespace:

@@ -136,6 +136,9 @@ class Worker:
                 if self.replies.pop(serial, None) is not None:
                     respond_error(exchange, RequestError(500, f"KV load failed: {refusal}"))
                 return
+            except Exception:
+                log.exception("loading from the store failed; the prompt is computed")
+                continue
             if loaded is not None:
                 self.host.blocks_loaded(loaded)
         if serial in self.replies:
@@ -147,7 +150,13 @@ class Worker:
         if finished.prefill_s is not None:
             store.observe_prefill(finished.prompt_tokens - finished.cached_tokens, finished.prefill_s)
         payloads = self.host.engine.payloads(request.token_ids, adapter=request.adapter, salt=request.salt)
-        self._keep(store.save(request, payloads))
+        self._keep(self._save(store, request, payloads))
+
+    async def _save(self, store: WorkerStore, request: EngineRequest, payloads: list[bytes]) -> None:
+        try:
+            await store.save(request, payloads)
+        except Exception:
+            log.exception("storing failed")
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Run it to its end; the loop itself holds tasks only weakly."""

@@ -158,6 +158,11 @@ class Attempt:
         if not isinstance(self._fate, Silent):
             self._answer_later(lambda: self.fail(Fault.RESET))
 
+    def on_refused(self) -> None:
+        """The worker answers with an error of its own."""
+        if not isinstance(self._fate, Silent):
+            self._answer_later(lambda: self.fail(Fault.SERVER_ERROR, 500))
+
     def _hear_token(self, token_id: int) -> None:
         if self.over:
             return

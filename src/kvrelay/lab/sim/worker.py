@@ -12,6 +12,7 @@ from msgspec import Struct
 from kvrelay.core.engine.engine import (
     Aborted,
     Admitted,
+    BlocksLoaded,
     CacheResetAnswered,
     CacheResetAsked,
     CorruptionDone,
@@ -31,7 +32,7 @@ from kvrelay.core.engine.engine import (
 from kvrelay.core.engine.sequence import EngineRequest
 from kvrelay.core.model.events import KvBatch, WorkerSpec
 from kvrelay.core.model.ids import WorkerId
-from kvrelay.lab.sim.agenda import Agenda
+from kvrelay.lab.sim.agenda import Action, Agenda
 
 
 class WorkerSetup(Struct, frozen=True, kw_only=True):
@@ -64,6 +65,19 @@ class Listener(Protocol):
     def on_token(self, token_id: int) -> None: ...
     def on_finished(self, finished: Finished) -> None: ...
     def on_lost(self) -> None: ...
+    def on_refused(self) -> None: ...
+
+
+class Connector(Protocol):
+    """One life's way to a store that workers share (`lab/sim/store.py`)."""
+
+    def load(self, request: EngineRequest) -> None:
+        """Bring what the store has; some time later `Life.enter` or `Life.refuse`."""
+        ...
+
+    def save(self, request: EngineRequest, finished: Finished) -> None:
+        """The request has ended; what the engine holds of its prompt may be kept."""
+        ...
 
 
 class Insider(Protocol):
@@ -89,12 +103,14 @@ class Life:
         self.engine = Engine(setup.engine)
         self.published: deque[KvBatch] = deque(maxlen=setup.replay_buffer_batches)
         self.ended = False
-        self._agenda = agenda
+        self.agenda = agenda
         self._publish = publish if setup.sends_events else None
         self._insider = insider
+        self.connector: Connector | None = None  # set before the first request, where there is a store
         self._listeners: dict[str, Listener] = {}
+        self._requests: dict[str, EngineRequest] = {}  # to be saved when they end
         self._frozen = False
-        self._held_back: list[StepStarted] = []
+        self._held_back: list[Action] = []
 
     def takes(self, request: EngineRequest) -> bool:
         """Whether prompt and output fit the engine's context."""
@@ -102,22 +118,44 @@ class Life:
 
     def submit(self, request: EngineRequest, listener: Listener) -> None:
         self._listeners[request.request_id] = listener
-        self._step(Submitted(request))
+        if self.connector is None:
+            self._step(Submitted(request))
+        else:
+            self.connector.load(request)
+
+    def enter(self, request: EngineRequest, loaded: BlocksLoaded | None) -> None:
+        """The connector is done with the request: with what it brought, it goes to the engine if it is still wanted."""
+        if loaded is not None:
+            self.engine.step(self.agenda.now_s, loaded)
+        if request.request_id in self._listeners:
+            self._requests[request.request_id] = request
+            self._step(Submitted(request))
+
+    def refuse(self, request: EngineRequest) -> None:
+        """The store could not answer, and this worker is not to compute instead."""
+        listener = self._listeners.pop(request.request_id, None)
+        if listener is not None:
+            listener.on_refused()
+
+    def later(self, delay_s: float, action: Action) -> None:
+        """Something that this process does after a while: not if it has ended, and not while it stands still."""
+        self.agenda.after(delay_s, partial(self._unless_stopped, action))
 
     def abort(self, request_id: str) -> None:
         """The listener hears no more of this request."""
+        self._requests.pop(request_id, None)
         if self._listeners.pop(request_id, None) is not None:
             self._step(Aborted(request_id))
 
     def reset_cache(self) -> bool:
         """False while a block is held."""
-        (answer,) = self.engine.step(self._agenda.now_s, CacheResetAsked())
+        (answer,) = self.engine.step(self.agenda.now_s, CacheResetAsked())
         assert isinstance(answer, CacheResetAnswered)
         return answer.success
 
     def corrupt(self, *, every: int) -> int:
         """Wrong payloads under the right names; how many blocks were hit."""
-        (done,) = self.engine.step(self._agenda.now_s, PayloadsCorrupted(every=every))
+        (done,) = self.engine.step(self.agenda.now_s, PayloadsCorrupted(every=every))
         assert isinstance(done, CorruptionDone)
         return done.blocks
 
@@ -128,8 +166,8 @@ class Life:
     def thaw(self) -> None:
         self._frozen = False
         held_back, self._held_back = self._held_back, []
-        for started in held_back:
-            self._agenda.after(0.0, partial(self._end_step, started))
+        for action in held_back:
+            self.agenda.after(0.0, action)
 
     @property
     def answers(self) -> bool:
@@ -145,14 +183,22 @@ class Life:
             listener.on_lost()
 
     def _step(self, event: EngineEvent) -> None:
-        for effect in self.engine.step(self._agenda.now_s, event):
+        for effect in self.engine.step(self.agenda.now_s, event):
             self._act(effect)
+
+    def _unless_stopped(self, action: Action) -> None:
+        if self.ended:
+            return
+        if self._frozen:
+            self._held_back.append(partial(self._unless_stopped, action))
+        else:
+            action()
 
     def _end_step(self, started: StepStarted) -> None:
         if self.ended:
             return
         if self._frozen:
-            self._held_back.append(started)
+            self._held_back.append(partial(self._end_step, started))
         else:
             self._step(StepEnded(started.step))
 
@@ -163,7 +209,7 @@ class Life:
                 if listener is not None:
                     listener.on_token(effect.token_id)
             case StepStarted():
-                self._agenda.at(effect.ends_at_s, lambda: self._end_step(effect))
+                self.agenda.at(effect.ends_at_s, lambda: self._end_step(effect))
             case PublishBatch():
                 batch = KvBatch(self.id, 0, effect.seq, effect.events)
                 if self._insider is not None:
@@ -172,6 +218,9 @@ class Life:
                     self.published.append(batch)
                     self._publish(batch)
             case Finished():
+                request = self._requests.pop(effect.request_id, None)
+                if request is not None and self.connector is not None:
+                    self.connector.save(request, effect)
                 listener = self._listeners.pop(effect.request_id, None)
                 if listener is not None:
                     listener.on_finished(effect)
@@ -187,11 +236,19 @@ class Life:
                 assert_never(effect)
 
 
+Connect = Callable[[Life, WorkerSetup], Connector]
+
+
 class Worker:
     """All lives of one worker, one after the other."""
 
     def __init__(
-        self, setup: WorkerSetup, agenda: Agenda, publish: Callable[[KvBatch], None], insider: Insider | None = None
+        self,
+        setup: WorkerSetup,
+        agenda: Agenda,
+        publish: Callable[[KvBatch], None],
+        insider: Insider | None = None,
+        connect: Connect | None = None,
     ) -> None:
         self.setup = setup
         self.spec = setup.described()
@@ -200,6 +257,7 @@ class Worker:
         self._agenda = agenda
         self._publish = publish
         self._insider = insider
+        self._connect = connect
 
     @property
     def name(self) -> str:
@@ -210,6 +268,8 @@ class Worker:
         self.lives += 1
         worker = WorkerId(self.name, f"life-{self.lives}")
         self.life = Life(worker, self.setup, self._agenda, self._publish, self._insider)
+        if self._connect is not None:
+            self.life.connector = self._connect(self.life, self.setup)
         return self.life
 
     def kill(self) -> None:

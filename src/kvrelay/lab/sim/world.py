@@ -21,6 +21,7 @@ Hooks, from the outside in:
 - `restart_router()`: a new process of the gateway; open requests break without a receipt.
 - `feed(event)`: any event of `core/model/events.py` straight into the router.
 - `observer(now_s, event, effects)`: called after every step of the router, for invariants and histories.
+- `connect`: gives every life of a worker a way to a store that they share (`lab/sim/store.py`).
 - questions: `receipts`, `answers` (what each client got), `reports` (counts), `cached_blocks(name, token_ids)` (what an
   engine really holds, the truth that the index estimates), `check()` (the invariants of all machines), `digest()`.
 
@@ -75,7 +76,7 @@ from kvrelay.lab.sim.agenda import Action, Agenda
 from kvrelay.lab.sim.attempt import Answer, Attempt, HostTimes, SimRequest
 from kvrelay.lab.sim.watch import Watch
 from kvrelay.lab.sim.weather import Weather
-from kvrelay.lab.sim.worker import Insider, Worker, WorkerSetup
+from kvrelay.lab.sim.worker import Connect, Insider, Worker, WorkerSetup
 
 Observer = Callable[[float, Event, tuple[Effect, ...]], None]
 
@@ -108,6 +109,7 @@ class World:
         observer: Observer | None = None,
         keep_answers: bool = True,
         insider: Insider | None = None,
+        connect: Connect | None = None,
     ) -> None:
         self.router = Router(settings)
         self.receipts: list[Receipt] = []
@@ -125,6 +127,7 @@ class World:
         self._observer = observer
         self._keep_answers = keep_answers
         self._insider = insider
+        self._connect = connect
         self._draw = random.Random(seed)  # as the gateway draws, request by request
         self._jitter = random.Random(f"{seed}/jitter")
         self._watches: dict[str, Watch] = {}
@@ -162,7 +165,7 @@ class World:
         """A worker that runs already is added to the configuration, and asked who it is at once."""
         name = setup.name
         assert name not in self.workers, f"there is a worker {name} already"
-        worker = Worker(setup, self.agenda, partial(self._publish, name), self._insider)
+        worker = Worker(setup, self.agenda, partial(self._publish, name), self._insider, self._connect)
         self.workers[name] = worker
         self._watches[name] = self._watch_of(worker)
         worker.start()

@@ -190,6 +190,7 @@ def _spoilt(name: str, title: str, why: str, action: SpoilStore | WipeStore, bre
         steps=(
             Send(_pairs("whole", 5000)),
             Send(_once("one", 6000, _TEXTS)),
+            Wait(0.5),  # an answer is over before its KV is stored
             Do(action),
             # an odd one between turns the order of workers round: each prompt comes to the one that lacks it
             Send((Turn(id="odd", text=text(7, 40)),)),

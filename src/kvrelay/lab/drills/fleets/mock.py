@@ -295,7 +295,7 @@ class MockProcessFleet:
             for name, process in self._processes.by_name.items():
                 real = await self._real(process, text, salt)
                 held.append(Held(text=number, worker=name, claimed=claims.get(name), real=real))
-        store = None if self._processes.store is None else self._processes.store.figures()
+        store = None if self._processes.store is None else self._processes.store.content.figures()
         self.history.views.append(replace(view, held=tuple(held), store=store))
 
     async def _real(self, process: Process, text: Text, salt: str | None) -> int | None:

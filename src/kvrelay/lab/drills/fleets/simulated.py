@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from kvrelay.core.engine.cost import StepCost
 from kvrelay.core.engine.engine import EngineSettings
@@ -18,8 +18,9 @@ from kvrelay.core.model.prompt import Prompt
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.core.routing.settings import RouterSettings
 from kvrelay.edge.observe.receipt_log import ReceiptLog, receipt_file
+from kvrelay.edge.stores.extras import MissingExtra
 from kvrelay.lab.drills import actions as act
-from kvrelay.lab.drills.drill import INTERVAL_S, Drill, Look, Send, Settle, Turn, WorkerPlan
+from kvrelay.lab.drills.drill import INTERVAL_S, Drill, Look, Send, Settle, StorePlan, Turn, WorkerPlan
 from kvrelay.lab.drills.fleets.base import CannotDo
 from kvrelay.lab.drills.fleets.targets import resolve
 from kvrelay.lab.drills.fleets.weather import BrokenWeather
@@ -29,6 +30,9 @@ from kvrelay.lab.drills.reference import MODEL, right_text, salt_of, weights
 from kvrelay.lab.sim.attempt import HostTimes, SimRequest
 from kvrelay.lab.sim.worker import WorkerSetup
 from kvrelay.lab.sim.world import World
+
+if TYPE_CHECKING:
+    from kvrelay.lab.drills.fleets.simulated_store import SimulatedStore, StoreAction
 
 POLL_S = 0.02
 FULL_DISK = Path("/dev/full")
@@ -47,6 +51,10 @@ class SimulatedFleet:
         self.weather = BrokenWeather()
         self._plans = {plan.name: plan for plan in setup.workers}
         self._turns: dict[str, Turn] = {}
+        self._store: SimulatedStore | None = None
+        self._cannot = ""
+        if setup.store is not None:
+            self._open_store(setup.store, seed)
         self.world = World(
             [self._worker(plan) for plan in setup.workers],
             settings=RouterSettings(
@@ -63,13 +71,14 @@ class SimulatedFleet:
             weather=self.weather,
             times=HostTimes(first_byte_s=setup.first_byte_s, idle_s=setup.idle_s),
             interval_s=INTERVAL_S,
+            connect=None if self._store is None else self._store.tiers.connect,
         )
         self._log = ReceiptLog(receipt_file(FULL_DISK, rotate_mb=1, keep=1)) if setup.receipts_on_full_disk else None
         self._logged = 0
 
     async def __aenter__(self) -> Self:
-        if self._setup.store is not None:
-            raise CannotDo("simulated workers share no store; run it on mock processes")
+        if self._cannot:
+            raise CannotDo(self._cannot)
         self.world.run(until_s=2 * INTERVAL_S)
         return self
 
@@ -78,6 +87,15 @@ class SimulatedFleet:
     ) -> None:
         if self._log is not None:
             self._log.close()
+
+    def _open_store(self, plan: StorePlan, seed: int) -> None:
+        """Imported on use: what has no store needs no package for stores."""
+        try:
+            from kvrelay.lab.drills.fleets.simulated_store import SimulatedStore
+        except MissingExtra as missing:
+            self._cannot = str(missing)
+        else:
+            self._store = SimulatedStore(plan, seed=seed)
 
     def _worker(self, plan: WorkerPlan) -> WorkerSetup:
         engine = EngineSettings(
@@ -264,6 +282,8 @@ class SimulatedFleet:
     def _do_to_gateway(self, action: act.Action) -> None:
         world = self.world
         match action:
+            case act.StoreDown() | act.StoreUp() | act.SpoilStore() | act.WipeStore() | act.CountReads():
+                self._strike_store(action)
             case act.RestartGateway():
                 world.restart_router()
             case act.Pause():
@@ -280,6 +300,11 @@ class SimulatedFleet:
                         raise CannotDo(f"{name} kept its cache: requests hold blocks")
             case _:
                 raise CannotDo(f"a simulated fleet cannot do `{action}`")
+
+    def _strike_store(self, action: StoreAction) -> None:
+        if self._store is None:
+            raise CannotDo("this drill's workers share no store")
+        self._store.strike(action)
 
     # --- time and sight ----------------------------------------------------------------------------------------------
 
@@ -329,6 +354,7 @@ class SimulatedFleet:
                 index_blocks=status.index_blocks,
                 held=tuple(held),
                 policy=status.policy,
+                store=None if self._store is None else self._store.content.figures(),
                 reports=dict(world.reports),
             )
         )

@@ -1,0 +1,40 @@
+"""The shared tier of a simulated fleet, in the words of actions: what `shared_store.py` is to processes."""
+
+from __future__ import annotations
+
+from kvrelay.edge.stores.memory import MemoryStore
+from kvrelay.lab.drills import actions as act
+from kvrelay.lab.drills.drill import StorePlan
+from kvrelay.lab.drills.fleets.shared_store import CHUNK_BLOCKS, READ_TAKES_S, store_options
+from kvrelay.lab.drills.fleets.spoilt import SpoiltStore
+from kvrelay.lab.sim.store import Place, SharedTiers
+
+StoreAction = act.StoreDown | act.StoreUp | act.SpoilStore | act.WipeStore | act.CountReads
+
+
+class SimulatedStore:
+    """`tiers.connect` is for the world."""
+
+    def __init__(self, plan: StorePlan, *, seed: int) -> None:
+        self.content = SpoiltStore()
+        self._remote = Place(self.content, read_s=READ_TAKES_S)
+        self._remote.on_read = self.content.read_begins
+        places = [self._remote]
+        if plan.below:
+            places.append(Place(MemoryStore()))
+        options = store_options(plan, remote_url="peer://store.sim:1", below_url="file:///sim/below")
+        self.tiers = SharedTiers(options, places, chunk_blocks=CHUNK_BLOCKS, seed=seed)
+
+    def strike(self, action: StoreAction) -> None:
+        match action:
+            case act.StoreDown(how):
+                self._remote.reach = how
+            case act.StoreUp():
+                self._remote.mend()
+                self.content.how = None
+            case act.SpoilStore(how):
+                self.content.how = how
+            case act.WipeStore():
+                self.content.wipe()
+            case act.CountReads():
+                self.content.begin_counting()

@@ -1,0 +1,80 @@
+"""A store whose readers are shown something else than what lies there. What was written stays whole: a drill that mends
+it has the same objects as before."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from kvrelay.edge.stores.memory import MemoryStore, fill
+from kvrelay.edge.stores.store import Buffer
+from kvrelay.edge.stores.wrappers import Wrapped
+
+SCAN_DEADLINE_S = 5.0
+
+
+class SpoiltStore(Wrapped):
+    """`how`: None, `truncated` (half of each object), `damaged` (one bit), `phantom` (known, and not there). Reads are
+    counted by whoever knows when they begin and end."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.how: str | None = None
+        self.reads: Counter[bytes] = Counter()
+        self.most_reads_at_once = 0
+        self._running = 0
+        self._counting = threading.Lock()
+
+    def read(self, key: bytes, *, deadline_s: float) -> Buffer | None:
+        return self._spoilt(self.inner.read(key, deadline_s=deadline_s))
+
+    def read_into(self, key: bytes, parts: Sequence[memoryview], *, deadline_s: float) -> int | None:
+        found = self.read(key, deadline_s=deadline_s)
+        if found is None:
+            return None
+        fill(parts, memoryview(found).cast("B"))
+        return len(found)
+
+    def read_begins(self, key: bytes) -> Callable[[], None]:
+        """Call what is returned when it ends."""
+        with self._counting:
+            self.reads[key] += 1
+            self._running += 1
+            self.most_reads_at_once = max(self.most_reads_at_once, self._running)
+        return partial(self._read_ends)
+
+    def wipe(self) -> None:
+        self.inner = MemoryStore()
+
+    def begin_counting(self) -> None:
+        with self._counting:
+            self.reads.clear()
+            self.most_reads_at_once = 0
+
+    def figures(self) -> dict[str, int]:
+        """For the history."""
+        return {
+            "objects": sum(1 for _ in self.inner.scan(deadline_s=SCAN_DEADLINE_S)),
+            "most_reads_at_once": self.most_reads_at_once,
+            "most_reads_of_one": max(self.reads.values(), default=0),
+        }
+
+    def _read_ends(self) -> None:
+        with self._counting:
+            self._running -= 1
+
+    def _spoilt(self, found: Buffer | None) -> Buffer | None:
+        if found is None or self.how is None:
+            return found
+        content = bytearray(found)
+        match self.how:
+            case "truncated":
+                return content[: len(content) // 2]
+            case "damaged":
+                content[-1] ^= 1
+                return content
+            case "phantom":
+                return None
+        raise AssertionError(f"no such damage: {self.how}")
