@@ -52,11 +52,19 @@ def test_a_full_queue_refuses_equals_and_gives_way_to_the_more_urgent():
 
 def test_a_wait_that_would_be_too_long_is_refused_at_once_with_the_time_it_would_take():
     queue = AdmissionQueue(depth=100, wait_s=5.0)
+    queue.join(0.0, "first", tenant="t", priority=0)
     for second in range(10):
         queue.place_freed(float(second))
-    outcomes = [queue.join(10.0, str(i), tenant="t", priority=0) for i in range(8)]
-    assert outcomes == [Queued()] * 6 + [Futile("queue_too_slow", 6.0)] * 2
+    outcomes = [queue.join(10.0, str(i), tenant="t", priority=0) for i in range(7)]
+    assert outcomes == [Queued()] * 5 + [Futile("queue_too_slow", 6.0)] * 2
     assert queue.join(10.0, "urgent", tenant="t", priority=1) == Queued()
+
+
+def test_how_seldom_requests_end_on_an_idle_fleet_makes_no_wait_futile():
+    queue = AdmissionQueue(depth=100, wait_s=5.0)
+    for minute in range(10):
+        queue.place_freed(60.0 * minute)
+    assert [queue.join(600.0, str(i), tenant="t", priority=0) for i in range(8)] == [Queued()] * 8
 
 
 def test_waiting_ends_after_its_time():

@@ -134,12 +134,16 @@ class AdmissionQueue:
         return next(iter(self.by_id.values())).deadline if self.by_id else None
 
     def place_freed(self, now: float) -> None:
-        """A request ended somewhere; the pace at which this happens is what waiting times are foretold from."""
+        """A request ended somewhere; the pace at which this happens is what waiting times are foretold from.
+
+        Only the time after which somebody waited counts: all places were taken then. How far apart requests end on an
+        idle fleet is the pace of its clients, and would have the first burst after a quiet hour refused as futile.
+        """
         if self._freed_at is not None:
             between_s = now - self._freed_at
             known = self._between_s
             self._between_s = between_s if known is None else known * _DECAY + between_s * (1 - _DECAY)
-        self._freed_at = now
+        self._freed_at = now if self.by_id else None
 
     def retry_after_s(self) -> float:
         """When a request that comes now would probably find the queue worked off."""

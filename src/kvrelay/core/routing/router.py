@@ -181,6 +181,12 @@ class Router:
             epochs=self.epochs.state,
         )
 
+    def next_due(self, now: float) -> float | None:
+        """When time alone makes something due here. Until then, or earlier, a `WakeAt` is with the host."""
+        if self._keeper.residency.has_retired() or self._keeper.has_backlog():
+            return now
+        return self._earliest_deadline()
+
     @property
     def draining(self) -> bool:
         """Whether new requests are refused because the gateway is being shut down."""
@@ -844,11 +850,7 @@ class Router:
 
     def _wake(self, now: float) -> Effects:
         """Ask to be woken for whatever is due next, unless an alarm is set for then or earlier."""
-        if self._keeper.residency.has_retired() or self._keeper.has_backlog():
-            at: float | None = now
-        else:
-            at = self._earliest_deadline()
-        return self._wake_by(at)
+        return self._wake_by(self.next_due(now))
 
     def _wake_by(self, at: float | None) -> Effects:
         """Where nothing else can have become due earlier."""

@@ -32,14 +32,9 @@ from kvrelay.core.model.prompt import Prompt, Tenant, TokenIds
 from kvrelay.core.model.units import IndexState, Status, Trigger
 from kvrelay.core.routing.settings import RouterSettings
 from kvrelay.core.routing.status import WorkerStatus
+from kvrelay.lab.drills.fuzz.invariant import Broken
 from kvrelay.lab.drills.fuzz.schedule import BLOCK_TOKENS, HEAL_S, POLICIES, Ask, Hit, Schedule
-from kvrelay.lab.drills.fuzz.watch import (
-    MAX_ORPHANS,
-    MAX_PENDING_BATCHES,
-    MAX_SESSIONS,
-    Broken,
-    Watchman,
-)
+from kvrelay.lab.drills.fuzz.watch import MAX_PENDING_BATCHES, MAX_SESSIONS, Watchman
 from kvrelay.lab.drills.fuzz.weather import FuzzWeather
 from kvrelay.lab.drills.reference import text_of
 from kvrelay.lab.sim.attempt import HostTimes, SimRequest
@@ -49,7 +44,6 @@ from kvrelay.lab.sim.world import World
 MODEL, ADAPTER = "mock-model", "ad"
 SALTS = (None, "salt-of-one", "salt-of-two")
 INTERVAL_S = 0.5
-QUEUE_WAIT_S = 2.0
 RECOVERY_S = 12.0  # a worker that was slow is tried again after ten seconds
 BURSTS, BURST_EVERY_S, BURST_TOKENS = 8, 0.4, 80
 SETTLE_S = 4.0
@@ -75,7 +69,8 @@ class Run:
         self.requests: dict[str, SimRequest] = {}
         self._watchman = Watchman(
             attempts=plan.attempts,
-            queue_wait_s=QUEUE_WAIT_S,
+            queue_wait_s=plan.queue_wait_s,
+            max_orphans=plan.max_orphans,
             requests=self.requests,
             published=self.weather.published,
         )
@@ -95,9 +90,9 @@ class Run:
                 retry_budget_ratio=1.0,
                 migrate=plan.migrate,
                 queue_depth=plan.queue_depth,
-                queue_wait_s=QUEUE_WAIT_S,
+                queue_wait_s=plan.queue_wait_s,
                 speculative_deadline_s=5.0,
-                max_orphan_blocks=MAX_ORPHANS,
+                max_orphan_blocks=plan.max_orphans,
                 max_pending_batches=MAX_PENDING_BATCHES,
                 replay_timeout_s=0.5,
                 key_seed=b"fuzz",
@@ -108,12 +103,12 @@ class Run:
             interval_s=INTERVAL_S,
             observer=self._observe,
         )
-        for number in range(plan.workers):  # who observes must know the world
-            self.world.add(self._worker(f"w{number}"))
 
     def play(self) -> Failure | None:
         """None: everything held."""
         try:
+            for number in range(self.schedule.fleet.workers):  # who observes must know the world
+                self.world.add(self._worker(f"w{number}"))
             self._faulty_part()
             self._heal()
             self._quiet_part()

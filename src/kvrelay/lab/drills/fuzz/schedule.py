@@ -10,10 +10,12 @@ import random
 from collections.abc import Callable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 BLOCK_TOKENS = 4
 HEAL_S = 6.0
 FAULTY_S = 5.0
+CROWDED = 0.25  # of all schedules
 POLICIES = ("cache_load", "cache_load", "cache_load", "sticky", "sticky_load", "least_load", "round_robin")
 
 
@@ -31,6 +33,8 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     ttl_s: float | None
     queue_depth: int
     hard: bool
+    queue_wait_s: float = 2.0
+    max_orphans: int = 400  # per worker; small ones are reached
 
 
 class Ask(Struct, frozen=True, kw_only=True, tag="ask"):
@@ -116,7 +120,9 @@ def schedule_of(seed: int) -> Schedule:
     fleet = _fleet(chance)
     asks = [_ask(chance, number) for number in range(chance.randint(12, 36))]
     hits = [_hit(chance, fleet.workers) for _ in range(chance.randint(2, 14))]
-    ops: list[Op] = sorted((*asks, *hits), key=lambda op: op.at_s)
+    crowding = random.Random(f"crowd/{seed}")  # a stream of its own: what else a seed does stays what it is
+    fleet, crowd = _crowded(crowding, fleet) if crowding.random() < CROWDED else (fleet, ())
+    ops: list[Op] = sorted((*asks, *crowd, *hits), key=lambda op: op.at_s)
     return Schedule(seed=seed, fleet=fleet, ops=tuple(ops))
 
 
@@ -133,6 +139,31 @@ def _fleet(chance: random.Random) -> FleetPlan:
         ttl_s=chance.choice((None, 0.5, 60.0)),
         queue_depth=chance.choice((0, 2, 8)),
         hard=chance.random() < 0.1,
+    )
+
+
+def _crowded(chance: random.Random, fleet: FleetPlan) -> tuple[FleetPlan, tuple[Ask, ...]]:
+    """One place per worker, more requests at once than can be served in the time that they may wait, small bounds."""
+    fleet = replace(
+        fleet,
+        max_active=1,
+        queue_depth=8,
+        queue_wait_s=chance.choice((0.3, 1.0)),
+        max_orphans=chance.choice((1, 4, 20)),
+    )
+    at_s = chance.uniform(0.3, FAULTY_S)
+    return fleet, tuple(
+        Ask(
+            at_s=round(at_s + chance.uniform(0.0, 0.05), 4),
+            id=f"c{number}",
+            root=chance.randrange(4),
+            turns=chance.randint(1, 4),
+            tokens=30,
+            max_tokens=chance.choice((10, 30)),
+            tenant=chance.choice((0, 1)),
+            priority=chance.choice((0, 1)),
+        )
+        for number in range(5 * fleet.workers)
     )
 
 

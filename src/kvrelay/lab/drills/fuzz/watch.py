@@ -6,6 +6,8 @@
 - a claim is never invented: whatever the router believes to lie on a life of a worker was published by that very life,
   under the same tenant, adapter and epoch; after a reset through the gateway nothing is;
 - nobody is sent to a worker that is drained, or of a past epoch;
+- nobody waits for a place beyond the limit, and whatever is due next has its wake-up (`clocks.py`);
+- a worker is called down for what speaks against it, never for being full (`standing.py`);
 - what grows has its bound, and time goes on.
 """
 
@@ -30,18 +32,17 @@ from kvrelay.core.model.events import (
 from kvrelay.core.model.ids import WorkerId
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.core.routing.router import Router
+from kvrelay.lab.drills.fuzz.clocks import Clocks
+from kvrelay.lab.drills.fuzz.invariant import hold
 from kvrelay.lab.drills.fuzz.schedule import BLOCK_TOKENS
+from kvrelay.lab.drills.fuzz.standing import Standing
 from kvrelay.lab.sim.attempt import SimRequest
 
 CHECK_EVERY = 40  # steps between two looks at all of the router's own invariants
 MAX_STEPS_AT_ONCE = 5_000
-MAX_PENDING_BATCHES, MAX_ORPHANS, MAX_SESSIONS = 64, 400, 6
+MAX_PENDING_BATCHES, MAX_SESSIONS = 64, 6
 
 _engine_keyer = Keyer(b"0")
-
-
-class Broken(AssertionError):
-    """An invariant does not hold."""
 
 
 class Watchman:
@@ -52,15 +53,19 @@ class Watchman:
         *,
         attempts: int,
         queue_wait_s: float,
+        max_orphans: int,
         requests: Mapping[str, SimRequest],
         published: Mapping[WorkerId, set[int]],
     ) -> None:
         self.steps = 0
         self._attempts = attempts
         self._longest_wait_s = queue_wait_s
+        self._max_orphans = max_orphans
         self._requests = requests
         self._published = published
         self._tried: dict[str, list[str]] = {}
+        self._clocks = Clocks(longest_wait_s=queue_wait_s)
+        self._standing = Standing(self._tried)
         self._begun: set[str] = set()
         self._ended: set[str] = set()
         self._open: set[str] = set()
@@ -72,18 +77,22 @@ class Watchman:
     def stood_still(self, for_s: float) -> None:
         """The gateway, so nobody's waiting could be ended in that time."""
         self._longest_wait_s += for_s
+        self._clocks.stood_still(for_s)
 
     def gateway_restarted(self) -> None:
         """What was open is cut, and its ids mean nothing any more. Orders of operators go with the process."""
         self._drained.clear()
         self._ended |= self._open
         self._open.clear()
+        self._clocks.gateway_restarted()
 
     def after(self, now_s: float, router: Router, event: Event, effects: tuple[Effect, ...]) -> None:
         self.steps += 1
         self._steps_now = self._steps_now + 1 if now_s == self._now_s else 0
         self._now_s = now_s
-        _hold(self._steps_now < MAX_STEPS_AT_ONCE, f"{self._steps_now} steps, and no time passes")
+        hold(self._steps_now < MAX_STEPS_AT_ONCE, f"{self._steps_now} steps, and no time passes")
+        self._clocks.after(now_s, event, effects, router.next_due(now_s))
+        self._standing.after(event, effects)
         self._note_orders(event)
         if isinstance(event, RequestArrived):
             self._open.add(event.request_id)
@@ -122,44 +131,42 @@ class Watchman:
         """Who resets a cache through us may rely on it at once, not when the worker's own event comes."""
         for worker in router.status(self._now_s).workers:
             blocks = sum(worker.targets[0].index_blocks.values()) if worker.name == name else 0
-            _hold(not blocks, f"{blocks} blocks of {name} are believed right after its cache was reset")
+            hold(not blocks, f"{blocks} blocks of {name} are believed right after its cache was reset")
 
     def look_at(self, router: Router) -> None:
         """All of the router's own invariants, and its bounds."""
         router.check()
         status = router.status(0.0)
-        _hold(status.live_requests == len(self._open), f"{status.live_requests} live, {len(self._open)} open")
-        _hold(status.sessions <= MAX_SESSIONS, f"{status.sessions} sessions")
+        hold(status.live_requests == len(self._open), f"{status.live_requests} live, {len(self._open)} open")
+        hold(status.sessions <= MAX_SESSIONS, f"{status.sessions} sessions")
         for worker in status.workers:
             for target in worker.targets:
-                _hold(target.orphan_blocks <= MAX_ORPHANS, f"{target.orphan_blocks} orphans of {worker.name}")
+                hold(target.orphan_blocks <= self._max_orphans, f"{target.orphan_blocks} orphans of {worker.name}")
 
     def _must_be_open(self, request_id: str, what: str) -> None:
-        _hold(request_id in self._open, f"{what} for {request_id}, which has ended")
+        hold(request_id in self._open, f"{what} for {request_id}, which has ended")
 
     def _dispatched(self, effect: Dispatch) -> None:
         request_id = effect.request_id
         self._must_be_open(request_id, "Dispatch")
         tried = self._tried.setdefault(request_id, [])
-        _hold(effect.attempt == len(tried) + 1, f"{request_id}: attempt {effect.attempt} after {len(tried)}")
-        _hold(effect.attempt <= self._attempts, f"{request_id}: attempt {effect.attempt} of {self._attempts}")
-        _hold(effect.worker.name not in tried, f"{request_id}: {effect.worker.name} is tried again")
+        hold(effect.attempt == len(tried) + 1, f"{request_id}: attempt {effect.attempt} after {len(tried)}")
+        hold(effect.attempt <= self._attempts, f"{request_id}: attempt {effect.attempt} of {self._attempts}")
+        hold(effect.worker.name not in tried, f"{request_id}: {effect.worker.name} is tried again")
         tried.append(effect.worker.name)
-        _hold(
-            effect.worker.name not in self._drained, f"{request_id} is sent to {effect.worker.name}, which is drained"
-        )
-        _hold(effect.worker.name not in self._retired, f"{request_id} is sent to {effect.worker.name} of a past epoch")
+        hold(effect.worker.name not in self._drained, f"{request_id} is sent to {effect.worker.name}, which is drained")
+        hold(effect.worker.name not in self._retired, f"{request_id} is sent to {effect.worker.name} of a past epoch")
         if request_id in self._begun:
-            _hold(effect.continues, f"{request_id} is sent again after its first token was relayed")
+            hold(effect.continues, f"{request_id} is sent again after its first token was relayed")
 
     def _ended_with(self, receipt: Receipt) -> None:
         request_id = receipt.request_id
-        _hold(request_id not in self._ended, f"a second receipt of {request_id}")
-        _hold(request_id in self._open, f"a receipt of {request_id}, which never arrived")
+        hold(request_id not in self._ended, f"a second receipt of {request_id}")
+        hold(request_id in self._open, f"a receipt of {request_id}, which never arrived")
         self._open.discard(request_id)
         self._ended.add(request_id)
         waited_ms = receipt.router_queue_ms or 0.0
-        _hold(waited_ms <= self._longest_wait_s * 1000 + 1, f"{request_id} waited {waited_ms:.0f} ms for a place")
+        hold(waited_ms <= self._longest_wait_s * 1000 + 1, f"{request_id} waited {waited_ms:.0f} ms for a place")
         self._claim_was_published(receipt)
 
     def _claim_was_published(self, receipt: Receipt) -> None:
@@ -172,7 +179,7 @@ class Watchman:
             names = self._names(receipt.request_id)[: claimed_tokens // BLOCK_TOKENS]
             known = self._published.get(life, set())
             depth = next((at for at, name in enumerate(names) if name not in known), len(names))
-            _hold(
+            hold(
                 depth == len(names),
                 f"{receipt.request_id}: {len(names)} blocks claimed on {life}, which has published {depth} of them",
             )
@@ -186,8 +193,3 @@ class Watchman:
             salt=self._salts[request_id],
         ).tolist()
         return names
-
-
-def _hold(ok: bool, otherwise: str) -> None:
-    if not ok:
-        raise Broken(otherwise)
