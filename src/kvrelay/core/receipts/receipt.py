@@ -97,6 +97,7 @@ class Receipt(Struct, frozen=True, kw_only=True):
     remote_reason: str | None = None  # why nothing was loaded, or not all
     remote_loaded_tokens: int | None = None  # of `actual_cached_tokens`: verified and used, not what was planned
     remote_bytes_read: int | None = None
+    cached_tokens_by_scope: Mapping[str, int] | None = None  # engine, host, cluster, persistent: how far they came
     contract_differs: tuple[str, ...] = ()  # fields in which others that use the same store differ from this worker
     remote_path_ms: Mapping[str, float] = field(default_factory=dict)
     gate_loss_tokens: GateLoss | None = None

@@ -84,6 +84,7 @@ def assemble(
         remote_loaded_tokens=usage.remote_loaded_tokens,
         contract_differs=usage.contract_differs,
         remote_bytes_read=usage.remote_bytes_read,
+        cached_tokens_by_scope=usage.tokens_by_scope,
         remote_path_ms=usage.remote_path_ms or {},
         gate_loss_tokens=_gate_loss(decision, matched, actual),
         arrived_ms=round(live.arrived_at * 1000, 3),

@@ -58,6 +58,7 @@ class LoadFinished(Struct, frozen=True):
     failed: bool  # the policy is `fail` and something was not there as promised
     bytes_by_tier: tuple[int, ...]
     seconds_by_tier: tuple[float, ...]
+    found_in: tuple[int | None, ...]  # per key: the tier that a `hit` came from
 
 
 class Write(Struct, frozen=True):

@@ -25,6 +25,7 @@ class _Load(Struct):
     ended_s: list[float]
     moved_bytes: list[int]
     waiting: int  # keys without an outcome
+    found_in: list[int | None]  # per key: the tier of a hit
 
     def end(self, position: int, outcome: Outcome) -> None:
         """The outcome of one key, for good."""
@@ -37,6 +38,7 @@ class _Flight(Struct):
     fetch: Fetch
     owner: Place
     followers: list[Place] = []
+    overdue: bool = False  # counted as `timeout` already: the owner's time was up before it ended
 
 
 class Loads:
@@ -49,7 +51,9 @@ class Loads:
     def ask(self, now_s: float, asked: LoadAsked) -> list[TierEffect]:
         tiers = len(self._shared.tiers)
         keys = len(asked.keys)
-        load = _Load(asked, [None] * keys, [0] * keys, [None] * tiers, [now_s] * tiers, [0] * tiers, keys)
+        load = _Load(
+            asked, [None] * keys, [0] * keys, [None] * tiers, [now_s] * tiers, [0] * tiers, keys, [None] * keys
+        )
         self._open[asked.load] = load
         effects: list[TierEffect] = []
         for position in range(len(asked.keys)):
@@ -59,7 +63,8 @@ class Loads:
     def fetched(self, now_s: float, event: Fetched, tier: TierState) -> list[TierEffect]:
         flight = self._flights.pop(event.job)
         del self._by_key[tier.index, flight.fetch.key]
-        self._shared.count(tier.index, "fetch", event.outcome)
+        if not flight.overdue:
+            self._shared.count(tier.index, "fetch", event.outcome)
         effects = self._shared.heard(now_s, tier, event.outcome)
         if event.outcome is Outcome.HIT:
             tier.ledger.touch(flight.fetch.key, now_s)
@@ -139,6 +144,7 @@ class Loads:
             load = self._open[number]
             if arrived:
                 load.end(position, Outcome.HIT)
+                load.found_in[position] = tier.index
                 load.ended_s[tier.index] = now_s
                 load.moved_bytes[tier.index] += event.moved_bytes if (number, position) == flight.owner else 0
             elif event.outcome in (Outcome.HIT, Outcome.SKIPPED):  # too late for the one that it was fetched for
@@ -181,6 +187,8 @@ class Loads:
                     tier = self._shared.tiers[flight.fetch.tier]
                     if not tier.reads.withdraw(lambda work, number=number: work.job == number):  # type: ignore[misc]
                         silent[tier.index] = None
+                        flight.overdue = True
+                        self._shared.count(tier.index, "fetch", Outcome.TIMEOUT)
                     elif not self._hand_over(flight):
                         del self._flights[number]
                         del self._by_key[tier.index, flight.fetch.key]
@@ -218,4 +226,5 @@ class Loads:
             if moved:
                 tier.rate.observe(moved, duration_s)
         failed = self._shared.settings.failure_policy == "fail" and any(o is not Outcome.HIT for o in outcomes)
-        return [LoadFinished(load.asked.load, outcomes, failed, tuple(load.moved_bytes), seconds)]
+        found_in = tuple(load.found_in)
+        return [LoadFinished(load.asked.load, outcomes, failed, tuple(load.moved_bytes), seconds, found_in)]

@@ -73,6 +73,12 @@ def other_contracts(store: Store, mine: Contract, *, deadline_s: float) -> Itera
         yield OtherContract(digest, differs, head.header.created_s)
 
 
+def nearest_difference(store: Store, mine: Contract, *, deadline_s: float) -> tuple[str, ...]:
+    """The members in which the most similar contract of others differs; empty when there is no other."""
+    others = (tuple(other.differs) for other in other_contracts(store, mine, deadline_s=deadline_s))
+    return min(others, key=len, default=())
+
+
 def _read(store: Store, digest: bytes, *, deadline_s: float) -> tuple[Head, Contract] | None:
     data = store.read(PREFIX + digest, deadline_s=deadline_s)
     head = parse_head(memoryview(data or b"").cast("B"))

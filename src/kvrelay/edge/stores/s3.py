@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from kvrelay.edge.stores.store import (
 _ASKING_THREADS = 8  # HEAD requests of one look-up that are under way at once
 _FULL = ("InsufficientStorage", "QuotaExceeded", "507", "XMinioStorageFull", "EntityTooLarge")
 _LATE = ("timed out", "TimedOut")
+_STATUS = re.compile(r"status code: (?P<status>\d{3} [A-Za-z ]+)")
 
 log = logging.getLogger("kvrelay.store")
 
@@ -207,7 +209,9 @@ def _translated(error: Exception) -> StoreError:
     if any(sign in text for sign in _LATE):
         return StoreTimeout("the service did not answer in time")
     log.debug("s3: %s", text)
-    return StoreUnavailable(f"the service failed: {text.splitlines()[0][:160] if text else type(error).__name__}")
+    said = _STATUS.search(text)
+    short = said["status"] if said else text.splitlines()[0][:160] if text else type(error).__name__
+    return StoreUnavailable(f"the service failed: {short}")
 
 
 def credentials() -> tuple[str | None, str | None]:

@@ -35,13 +35,14 @@ from kvrelay.core.tiers.outcome import Outcome
 from kvrelay.edge.stores.buffers import Lease
 from kvrelay.edge.stores.codecs import RAW
 from kvrelay.edge.stores.config import StoreConfig, open_store
-from kvrelay.edge.stores.contracts import write_contract
+from kvrelay.edge.stores.contracts import nearest_difference, write_contract
 from kvrelay.edge.stores.host import Destinations, HostTier, TierHost
 from kvrelay.edge.stores.keys import TAG_BYTES, KeyRing, load_key_ring
 from kvrelay.edge.stores.metrics import StoreTimes, counter_lines
 from kvrelay.edge.stores.object import HEAD_BYTES, Owner
 from kvrelay.edge.stores.reading import Reader, Wanted
 from kvrelay.edge.stores.runtime import Runtime, Threads
+from kvrelay.edge.stores.scope import Scope, scope_of
 from kvrelay.edge.stores.store import Buffer, Store, StoreError, total_bytes
 from kvrelay.edge.stores.writing import Writing
 
@@ -90,6 +91,7 @@ class FetchOutcome(Struct, frozen=True):
     bytes_by_tier: Mapping[str, int]
     ms_by_tier: Mapping[str, float]
     ms: float
+    scopes: tuple[Scope | None, ...]  # per key: how far a `hit` came
 
     @property
     def ready(self) -> bool:
@@ -142,6 +144,7 @@ class TieredStore:
         self._ring = load_key_ring(config.keys) if ring is None else ring
         self._deadline_s = config.deadline_ms / 1000
         self._names = config.tier_names()
+        self._scopes = [scope_of(tier.url) for tier in config.tiers]
         self._owners: dict[tuple[str, bytes, int], Owner] = {}
         self._readers: list[Reader] = []
         tiers = [self._open_tier(i, None if stores is None else stores[i]) for i in range(len(config.tiers))]
@@ -214,6 +217,7 @@ class TieredStore:
                 failed=effect.failed,
                 bytes_by_tier=dict(zip(self._names, effect.bytes_by_tier, strict=True)),
                 ms_by_tier={n: s * 1000 for n, s in zip(self._names, effect.seconds_by_tier, strict=True)},
+                scopes=tuple(None if i is None else self._scopes[i] for i in effect.found_in),
                 ms=self._ms_since(began_s),
             )
 
@@ -296,9 +300,18 @@ class TieredStore:
         owner = self._owner(namespace)
         self._host.post(WarmAsked(tuple(owner.tag + key for key in keys), shape.payload_bytes))
 
-    def announce_contract(self, contract: Contract) -> None:
-        """Leave the contract in every tier that others read, in the background; what fails is not tried again."""
-        self._host.aside(lambda store: write_contract(store, contract, deadline_s=SCAN_DEADLINE_S))
+    def announce_contract(
+        self, contract: Contract, *, compared: Callable[[tuple[str, ...]], None] = lambda differs: None
+    ) -> None:
+        """Leave the contract in every tier that others read, in the background; what fails is not tried again.
+        `compared` hears, per tier, in which members the most similar contract of others there differs, if there is
+        one."""
+
+        def leave_and_compare(store: Store) -> None:
+            write_contract(store, contract, deadline_s=SCAN_DEADLINE_S)
+            compared(nearest_difference(store, contract, deadline_s=SCAN_DEADLINE_S))
+
+        self._host.aside(leave_and_compare)
 
     # --- what is known -----------------------------------------------------------------------------------------------
 

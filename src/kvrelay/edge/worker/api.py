@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 GARBAGE_HEADERS: tuple[Header, ...] = ((b"\x00\x01 not a header", b"\xff\xfe"),)
 NO_FAULT = MidFault()
+LOADS = "/loads/"
 
 # By path: what needs the engine, and what is answered without it. A draining worker refuses all of it.
 GENERATIONS: dict[str, Callable[[bytes, MockSpec], Generation]] = {
@@ -161,6 +163,9 @@ class Api:
                 self._generate(exchange, read, fault)
                 return
             route = self._routes.get(exchange.path)
+            if exchange.path.startswith(LOADS) and exchange.method == "GET":
+                self._load_report(exchange)
+                return
             if route is None:
                 raise RequestError(404, f"no such path: {exchange.path}")
             methods, handler = route
@@ -279,6 +284,13 @@ class Api:
 
     def _state(self, exchange: Exchange) -> None:
         answers.respond_json(exchange, self._worker.state())
+
+    def _load_report(self, exchange: Exchange) -> None:
+        """On a real engine its KV connector answers this, on a port of its own."""
+        told = self._worker.load_report(unquote(exchange.path.removeprefix(LOADS)))
+        if told is None:
+            raise RequestError(404, "no load is known of this request")
+        answers.respond_json(exchange, told)
 
     def _holds(self, exchange: Exchange) -> None:
         """How much of a prompt is really cached: the truth that an index elsewhere estimates."""

@@ -22,6 +22,8 @@ from kvrelay.core.engine.sequence import EngineRequest
 from kvrelay.edge.stores.config import StoreConfig
 from kvrelay.edge.stores.tiered import ChunkShape, FetchOutcome, LookupPlan, StoreOutcome, TieredStore
 from kvrelay.edge.worker.engine_host import TokenListener
+from kvrelay.edge.worker.kv_loads import SLOWER, LoadReports, not_fetched
+from kvrelay.edge.worker.kv_loads import fetched as fetched_load
 from kvrelay.edge.worker.spec import MockSpec
 
 Answer = TypeVar("Answer")
@@ -84,9 +86,10 @@ class WorkerStore:
         self._chunk_blocks, self._block_tokens = spec.store_chunk_blocks, spec.block_size_tokens
         config = StoreConfig.from_mapping(spec.store, source="--store")
         self._fails = config.failure_policy == "fail"
+        self.reports = LoadReports()
         self._store = open_store(config)
         self._wait = wait
-        self._store.announce_contract(self.contract)
+        self._store.announce_contract(self.contract, compared=self._compared)
         self._shape = ChunkShape(
             tokens=self._chunk_blocks * self._block_tokens,
             payload_bytes=self._chunk_blocks * PAYLOAD_BYTES,
@@ -102,10 +105,12 @@ class WorkerStore:
         plan = await self._look_up(request, self._keys(request))
         if self._fails and plan.unasked:
             raise LoadRefused(f"no answer from {', '.join(plan.unasked)}")
-        if plan.tokens <= cached_blocks * self._block_tokens:
-            return None
-        if not plan.fetch:
-            self.last = Loaded(skipped_because=plan.reason)
+        cached_tokens = cached_blocks * self._block_tokens
+        if plan.tokens <= cached_tokens or not plan.fetch:
+            load = not_fetched(plan, cached_tokens=cached_tokens)
+            self.reports.note(request.request_id, load)
+            if load.reason == SLOWER:
+                self.last = Loaded(skipped_because=plan.reason)
             return None
         return await self._fetch(plan, request)
 
@@ -155,10 +160,14 @@ class WorkerStore:
         usable = b"".join(buffers[: fetched.leading_hits])
         payloads = [usable[at : at + PAYLOAD_BYTES] for at in range(0, len(usable), PAYLOAD_BYTES)]
         tokens = len(payloads) * self._block_tokens
+        self.reports.note(request.request_id, fetched_load(plan, fetched))
         self.last = Loaded(tokens, fetched.bytes_read, plan.ms + fetched.ms)
         self.loaded_tokens += tokens
         self.loaded_bytes += fetched.bytes_read
         return BlocksLoaded(request.token_ids, payloads, request.adapter, request.salt)
+
+    def _compared(self, differs: tuple[str, ...]) -> None:
+        self.reports.contract_differs = self.reports.contract_differs or differs
 
     def _keys(self, request: EngineRequest) -> tuple[bytes, ...]:
         """One key per whole chunk: the identity of its last block, which names all before it."""

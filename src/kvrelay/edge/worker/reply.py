@@ -46,6 +46,8 @@ class Reply:
         self.reply_id = reply_id
         self.choices: dict[str, Choice] = {}
         self.created_s = int(time.time())
+        self.tell_load: Callable[[int], dict[str, Any] | None] = lambda cached_tokens: None  # called once, at the end
+        self._load_told: dict[str, Any] | None = None
         self._dialect = generation.dialect(self)
         self._incarnation = incarnation
         self._fault = fault
@@ -68,6 +70,8 @@ class Reply:
         self._end_choice(choice, finished)
         if all(choice.finished is not None for choice in self.choices.values()):
             self._on_done()
+            usage = self.usage()["prompt_tokens_details"]
+            self._load_told = self.tell_load(usage["cached_tokens"])
             self._end()
 
     def usage(self) -> dict[str, Any]:
@@ -80,6 +84,10 @@ class Reply:
             completion_tokens=sum(end.output_tokens for _, end in finished),
             cached_tokens=sum(end.cached_tokens for end in firsts),
         )
+
+    def kv_member(self) -> dict[str, Any]:
+        """As the engine's KV connector adds it to an answer that is not streamed."""
+        return {} if self._load_told is None else {"kv_transfer_params": {"kvrelay": self._load_told}}
 
     def mark(self) -> dict[str, Any]:
         ends = [choice.finished for choice in self.choices.values() if choice.finished is not None]
@@ -122,7 +130,8 @@ class WholeReply(Reply):
 
     def _end(self) -> None:
         if not self._held_back:
-            answers.respond_json(self.exchange, self._dialect.whole() | {"kvrelay_mock": self.mark()})
+            body = self._dialect.whole() | self.kv_member() | {"kvrelay_mock": self.mark()}
+            answers.respond_json(self.exchange, body)
 
 
 class StreamReply(Reply):

@@ -115,6 +115,8 @@ class Worker:
             reply.begin()
             self._submit(requests, reply)
         else:
+            engine_ids = [request.request_id for request in requests]
+            reply.tell_load = partial(self._store.reports.tell, client_id, engine_ids)
             self._keep(self._load_and_submit(serial, exchange, requests, reply, self._store))
 
     def _submit(self, requests: list[EngineRequest], reply: TokenListener) -> None:
@@ -141,7 +143,9 @@ class Worker:
                 continue
             if loaded is not None:
                 self.host.blocks_loaded(loaded)
-        if serial in self.replies:
+        if serial not in self.replies:
+            store.reports.forget([request.request_id for request in requests])
+        else:
             reply.begin()
             self._submit(requests, StoringReply(reply, requests, partial(self._share, store)))
 
@@ -225,6 +229,10 @@ class Worker:
         await self._listen()
 
     # --- what the API shows ------------------------------------------------------------------------------------------
+
+    def load_report(self, client_id: str) -> dict[str, Any] | None:
+        """What the KV connector has to say of a request that has ended."""
+        return None if self._store is None else self._store.reports.find(client_id)
 
     @property
     def event_source(self) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ class _Told(Struct):
     predicted_fetch_ms: float | None = None
     predicted_recompute_ms: float | None = None
     contract_differs: tuple[str, ...] = ()
+    tokens_by_scope: dict[str, int] | None = None
 
 
 class _Parameters(Struct):
@@ -67,4 +68,5 @@ def _with(usage: Usage, told: _Told) -> Usage:
         remote_bytes_read=told.bytes_read,
         remote_path_ms={**told.ms, **{name: ms for name, ms in predicted.items() if ms is not None}},
         contract_differs=told.contract_differs,
+        tokens_by_scope=told.tokens_by_scope,
     )
