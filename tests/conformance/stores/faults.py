@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import itertools
 import random
+import struct
 from collections import Counter
 from collections.abc import Callable
 
+import xxhash
 from msgspec import Struct
 
 from kvrelay.core.contract.identity import Namespace
+from kvrelay.core.tiers.header import FORMAT_VERSION
 from kvrelay.core.tiers.manifest import piece_name
 from kvrelay.core.tiers.outcome import Outcome
 from kvrelay.edge.stores.keys import KeyRing, parse_key_ring
@@ -199,6 +202,22 @@ def lost_key_id(case: Case) -> None:
     other._host._alarm.stop()
 
 
+def _of_format(case: Case, version: int) -> None:
+    """As another release would have written it."""
+    content = bytearray(case.stored(case.name))
+    struct.pack_into("<H", content, 4, version)
+    content[48:56] = xxhash.xxh3_64_digest(bytes(content[:48]) + bytes(content[56:HEAD_BYTES]))
+    case.put(case.name, bytes(content))
+
+
+def older_format(case: Case) -> None:
+    _of_format(case, FORMAT_VERSION - 1)
+
+
+def newer_format(case: Case) -> None:
+    _of_format(case, FORMAT_VERSION + 1 + case.chance.randrange(9))
+
+
 def evicted_between_check_and_read(case: Case) -> None:
     plan = case.tiered.lookup(MINE, [case.key], SHAPE)
     assert plan.keys == (case.key,)
@@ -225,6 +244,8 @@ FAULTS: dict[Callable[[Case], None], frozenset[Outcome]] = {
     partial_group: frozenset({Outcome.PARTIAL, Outcome.MISS}),
     exchanged_pieces: frozenset({Outcome.FOREIGN, Outcome.CORRUPT}),
     lost_key_id: frozenset({Outcome.REFUSED}),
+    older_format: frozenset({Outcome.EXPIRED}),
+    newer_format: frozenset({Outcome.REFUSED}),
     evicted_between_check_and_read: frozenset({Outcome.MISS}),
     zeros: frozenset({Outcome.CORRUPT}),
 }
@@ -264,7 +285,7 @@ def judge(case: Case, fault: Callable[[Case], None]) -> Outcome:
 
 def recomputed(case: Case, where: str) -> None:
     """The engine computed the chunk anew and keeps it: from now on it is there again."""
-    if case.load() is Outcome.REFUSED:  # not ours to delete: another process may hold the key
+    if case.load() is Outcome.REFUSED:  # not ours to delete: another process may hold the key, or be a newer release
         return
     assert case.tiered.store(MINE, case.key, SHAPE, [case.payload]).stored, where
     assert case.load() is Outcome.HIT, f"{where}: not there after being stored again"

@@ -113,8 +113,8 @@ class Directory:
 class Peer:
     """`kvrelay store serve` in a process of its own, which can be stopped and killed."""
 
-    def __init__(self) -> None:
-        self._port = 0
+    def __init__(self, served: str = "memory://") -> None:
+        self._port, self._served = 0, served
         self.restart()
         self.url = f"peer://127.0.0.1:{self._port}"
 
@@ -134,17 +134,8 @@ class Peer:
         self._process.stdout.close()
 
     def restart(self, *options: str) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "kvrelay.cli.main",
-            "store",
-            "serve",
-            "--port",
-            str(self._port),
-            "--json",
-            *options,
-        ]
+        arguments = ["store", "serve", self._served, "--port", str(self._port), "--json", *options]
+        command = [sys.executable, "-m", "kvrelay.cli.main", *arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert self._process.stdout is not None
         self._port = int(json.loads(self._process.stdout.readline())["url"].rpartition(":")[2])

@@ -20,7 +20,7 @@ from tests.conformance.stores.service import Place, run_service_faults
 EVERY_FAULT_IN_EVERY_SETUP = len(FAULTS) * len(SETUPS)
 
 
-@pytest.mark.covers("SG-16", "S37", "CC-15")
+@pytest.mark.covers("SG-16", "S37", "CC-15", "CC-17")
 def test_memory() -> None:
     done = run_cases(MemoryStore(), cases=3 * EVERY_FAULT_IN_EVERY_SETUP, seed=1)
     assert len(done) == len(FAULTS)

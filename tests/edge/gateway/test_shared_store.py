@@ -90,7 +90,7 @@ def shared_memory() -> Iterator[SharedMemory]:
     place.remove()
 
 
-@pytest.mark.covers("TU-06", "TR-07")
+@pytest.mark.covers("S36")
 async def test_a_remote_made_slow_is_not_used_and_one_made_fast_again_is(peer: StoreServer) -> None:
     async with TcpProxy("127.0.0.1", peer.port) as proxy:
         specs = [
@@ -124,7 +124,7 @@ async def test_a_remote_made_slow_is_not_used_and_one_made_fast_again_is(peer: S
             assert used[-1].remote_path_ms[FETCH] < used[-1].remote_path_ms[RECOMPUTE]
 
 
-@pytest.mark.covers("TR-20", "TR-06")
+@pytest.mark.covers("TR-20")
 async def test_each_hit_says_how_far_it_came(peer: StoreServer, shared_memory: SharedMemory, tmp_path: Path) -> None:
     urls = {
         "cluster": f"peer://127.0.0.1:{peer.port}",

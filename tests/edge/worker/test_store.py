@@ -18,6 +18,7 @@ from kvrelay.core.contract.fields import Contract
 from kvrelay.edge.worker.kv_store import own_contract
 from kvrelay.edge.worker.launch import MockFleet
 from kvrelay.edge.worker.spec import MockSpec
+from tests.conformance.stores.places import Peer
 from tests.edge.worker.conftest import Client
 
 PROMPT = "a shared prefix that many requests begin with, " * 24  # 1,128 tokens: four chunks of 256 and a tail
@@ -87,6 +88,35 @@ def test_a_poisoned_chunk_is_computed_again(tmp_path: Path) -> None:
         assert loaded["choices"][0]["text"] == computed["choices"][0]["text"]
         outcomes = {entry["outcome"] for entry in state(b)["ops"] if entry["op"] == "fetch"}
         assert "corrupt" in outcomes and "hit" not in outcomes
+
+
+@pytest.mark.covers("CN-09")
+def test_with_the_policy_fail_an_outage_is_an_error_and_nothing_is_computed_instead() -> None:
+    peer = Peer()
+    store = {"tiers": [{"url": peer.url}], "deadline_ms": 300.0, "probe_interval_s": 0.1, "failure_policy": "fail"}
+    try:
+        with fleet({"store": store}) as (worker,):
+            ask(worker)
+            wait_for_chunks(worker, 4)
+            before = worker.get("/mock/state").json()["counters"]
+            peer.kill()
+            for number in range(20):
+                answer = worker.post("/v1/completions", {"model": "mock-model", "prompt": f"{number} {PROMPT}"})
+                assert answer.status == 500
+                assert answer.json()["error"]["message"].startswith("KV load failed: no answer from peer")
+            after = worker.get("/mock/state").json()["counters"]
+            assert after == before, "no step was made, no prompt token computed"
+            peer.restart()
+            wait_until_served(worker)
+    finally:
+        peer.kill()
+
+
+def wait_until_served(worker: Client) -> None:
+    until_s = time.monotonic() + 20
+    while worker.post("/v1/completions", {"model": "mock-model", "prompt": PROMPT}).status != 200:
+        assert time.monotonic() < until_s, "the store is back and requests still fail"
+        time.sleep(0.05)
 
 
 def changed(name: str, value: object) -> object:

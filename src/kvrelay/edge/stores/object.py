@@ -104,8 +104,9 @@ def parse_head(data: memoryview) -> Head | Verdict:
         return Verdict(Outcome.CORRUPT, "magic")
     if _head_checksum(data) != data[_CHECKSUM_AT:_HEADER_AT]:
         return Verdict(Outcome.CORRUPT, "head")
-    if version != FORMAT_VERSION:
-        return Verdict(Outcome.REFUSED, f"format version {version}, this release reads {FORMAT_VERSION}")
+    if version != FORMAT_VERSION:  # a newer one may be of use to somebody, an older one makes room for ours
+        outcome = Outcome.REFUSED if version > FORMAT_VERSION else Outcome.EXPIRED
+        return Verdict(outcome, f"format version {version}, this release reads {FORMAT_VERSION}")
     encoded = bytes(data[_HEADER_AT : _HEADER_AT + header_bytes])
     try:
         header = _decode_header(encoded)
