@@ -119,6 +119,11 @@ def stores(*tried: StoreFacts, memory_gib: int = 256) -> Facts:
     return change(HEALTHY, host=HostFacts(memory_bytes=memory_gib << 30, stores=tried))
 
 
+def connector(declared: str = "recompute", **members) -> Facts:
+    """The first worker has a KV connector that can be asked."""
+    return change(worker(reports_kv=True, **members), host=HostFacts(declared_failure_policy=declared))
+
+
 def every(**members) -> Facts:
     """All workers alike."""
     return change(HEALTHY, workers=tuple(change(one, **members) for one in HEALTHY.workers))
@@ -133,6 +138,8 @@ def of(facts: Facts, code: str) -> Finding:
 def test_a_healthy_fleet_is_well_in_every_respect() -> None:
     findings = examine(HEALTHY, RULES)
     assert {(f.code, f.verdict) for f in findings if f.verdict is not Verdict.OK} == {
+        ("load_failure_policy", Verdict.NOT_APPLICABLE),
+        ("kv_versions", Verdict.NOT_APPLICABLE),
         ("remote_tier", Verdict.NOT_APPLICABLE),
         ("index", Verdict.NOT_APPLICABLE),  # of b, which this gateway does not know
         ("drift", Verdict.NOT_APPLICABLE),
@@ -294,6 +301,35 @@ NOWHERE = change(SOURCE, connected=False, heard_batches=0, topics_seen=(), said_
         ),
         (stores(StoreFacts(name="far", write_ms=1.0, read_ms=2.0)), "remote_tier", OK, "reads in 2.0 ms"),
         (stores(StoreFacts(name="near", host_memory_bytes=120 << 30), memory_gib=128), "memory", FAIL, "tier near"),
+        (connector(load_failure_policy="recompute"), "load_failure_policy", OK, "`recompute`, as declared"),
+        (
+            connector(load_failure_policy="fail"),
+            "load_failure_policy",
+            FAIL,
+            "the worker's policy is `fail`, `store.failure_policy` declares `recompute`",
+        ),
+        (connector("fail", load_failure_policy="recompute"), "load_failure_policy", FAIL, "declares `fail`"),
+        (connector("fallback", load_failure_policy="recompute"), "load_failure_policy", OK, "tiers below"),
+        (connector(), "load_failure_policy", UNKNOWN, "does not say what it does"),
+        (
+            connector(kv_versions={"kvrelay": "0.1.0", "vllm": "0.32.0"}),
+            "kv_versions",
+            OK,
+            "kvrelay 0.1.0 in vllm 0.32.0: tested, loaded KV equals computed KV",
+        ),
+        (
+            connector(kv_versions={"kvrelay": "0.1.0", "vllm": "0.33.1"}),
+            "kv_versions",
+            WARN,
+            "kvrelay 0.1.0 in vllm 0.33.1: never tried together",
+        ),
+        (
+            connector(kv_versions={"kvrelay": "0.1.0", "vllm": "0.32.0", "lmcache": "9.9"}),
+            "kv_versions",
+            WARN,
+            "lmcache 9.9 in vllm 0.32.0: never tried together",
+        ),
+        (connector(), "kv_versions", UNKNOWN, "does not say its version"),
         (change(HEALTHY, router=None), "router", NONE, "no gateway was named"),
         (change(HEALTHY, router=RouterFacts(url="u", problem="u: connection refused")), "router", FAIL, "refused"),
         (believed(routable=False), "router", FAIL, "routes nothing to a"),
@@ -305,7 +341,7 @@ NOWHERE = change(SOURCE, connected=False, heard_batches=0, topics_seen=(), said_
         (believed(compared=0), "drift", NONE, "no request could be compared"),
     ],
 )
-@pytest.mark.covers("S23", "MK-03")
+@pytest.mark.covers("S23", "MK-03", "CN-08", "CC-18")
 def test_what_is_wrong_is_found_by_its_own_rule(facts: Facts, code: str, verdict: Verdict, said: str) -> None:
     finding = of(facts, code)
     assert (finding.verdict, said in finding.detail) == (verdict, True), finding

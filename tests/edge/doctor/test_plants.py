@@ -279,3 +279,16 @@ async def test_20_a_gateway_to_which_no_event_comes(mocks: MockFleet) -> None:
                 break
         findings = await examined(entries(mocks)[:1], router_url=gateway.admin_url)
         assert troubles(findings)[("a", "index")] is FAIL and troubles(findings)[(None, "policy_has_index")] is FAIL
+
+
+@pytest.mark.covers("CN-08", "CC-18")
+async def test_21_a_worker_that_fails_where_computing_was_declared(tmp_path: Path) -> None:
+    """By the word of the connector inside the worker; what it is made of is said beside it."""
+    store = {"tiers": [{"url": f"file://{tmp_path}"}], "failure_policy": "fail"}
+    async with MockFleet([MockSpec(name="a", model="m", store=store)]) as fleet:
+        workers = [{"name": "a", "url": fleet.workers[0].url, "kv_report": fleet.workers[0].url}]
+        findings = await examined(workers)
+        assert troubles(findings) == {("a", "load_failure_policy"): FAIL} and overall(findings) is FAIL
+        assert detail(findings, "a", "load_failure_policy").endswith("`store.failure_policy` declares `recompute`")
+        assert detail(findings, "a", "kv_versions").startswith("kvrelay ")
+        assert troubles(await examined(workers, store__failure_policy="fail")) == {}

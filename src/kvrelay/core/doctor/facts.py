@@ -71,6 +71,9 @@ class WorkerFacts(Struct, frozen=True, kw_only=True):
     cache_settings: Mapping[str, str] | None = None  # labels of the engine's own information metric
     tokens: Mapping[str, tuple[int, ...] | None] = {}  # per made-up text: ids by the worker
     clock_ahead_s: float | None = None  # from its Date header
+    reports_kv: bool = False  # the configuration names where its KV connector answers
+    load_failure_policy: str | None = None  # of the engine, by its connector's word
+    kv_versions: Mapping[str, str] | None = None  # packages in the worker's process that move KV, and their engine
     is_local: bool = False
     http_open_to_all: bool | None = None  # listens beyond loopback; None: not on this machine
     open_event_ports: tuple[int, ...] = ()  # of its publisher and replay, beyond loopback
@@ -126,6 +129,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     has_accelerator: bool = False  # device memory that caches lie in is none of the machine's then
     stores: tuple[StoreFacts, ...] = ()
     store_deadline_ms: float = 50.0
+    declared_failure_policy: str = "recompute"  # `store.failure_policy`
 
 
 class Facts(Struct, frozen=True, kw_only=True):

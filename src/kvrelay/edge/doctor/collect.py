@@ -90,10 +90,16 @@ async def collect(wanted: Wanted) -> Facts:
             has_accelerator=machine.has_accelerator(),
             stores=await asyncio.to_thread(stores.try_tiers, wanted.config.store),
             store_deadline_ms=wanted.config.store.deadline_ms,
+            declared_failure_policy=wanted.config.store.failure_policy,
         ),
         probed=wanted.sends_probes,
         window=window,
     )
+
+
+class _KvSettings(Struct):
+    load_failure_policy: str
+    versions: dict[str, str]
 
 
 class _Around(NamedTuple):
@@ -131,6 +137,7 @@ class _Examination:
             wanted_block_size=config.block_size,
             events_switched_off=config.events == "none",
             is_local=machine.is_local(config.url),
+            reports_kv=config.kv_report is not None,
         )
         try:
             access = worker_access(config)
@@ -152,6 +159,7 @@ class _Examination:
             tokens=await self._tokens(connector, described),
         )
         known = await self._with_page(known, connector)
+        known = await self._with_kv_settings(known)
         known = await self._with_events(known, connector, described, sends_probes)
         return self._with_ports(known)
 
@@ -176,6 +184,16 @@ class _Examination:
             cache_settings=dict(settings[0].labels) if settings else None,
             clock_ahead_s=ahead_s,
         )
+
+    async def _with_kv_settings(self, known: WorkerFacts) -> WorkerFacts:
+        if self._config.kv_report is None:
+            return known
+        try:
+            told = await ask.get_json(self._session, join_url(self._config.kv_report, "/settings"), {}, _KvSettings)
+        except (WorkerUnreachable, WorkerAnswerUnusable):
+            return known
+        policy = told.load_failure_policy
+        return msgspec.structs.replace(known, load_failure_policy=policy, kv_versions=told.versions)
 
     async def _tokens(self, connector: Connector, described: Description) -> dict[str, tuple[int, ...] | None]:
         found: dict[str, tuple[int, ...] | None] = {}

@@ -85,6 +85,7 @@ class Api:
             "/kv_event_sources": ("GET", self._kv_event_sources),
             "/reset_prefix_cache": ("POST", self._reset_prefix_cache),
             "/server_info": ("GET", self._server_info),
+            "/settings": ("GET", self._kv_settings),
             "/mock/state": ("GET", self._state),
             "/mock/faults": ("GET POST DELETE", self._faults),
             "/mock/holds": ("POST", self._holds),
@@ -291,6 +292,13 @@ class Api:
         if told is None:
             raise RequestError(404, "no load is known of this request")
         answers.respond_json(exchange, told)
+
+    def _kv_settings(self, exchange: Exchange) -> None:
+        """Likewise."""
+        settings = self._worker.kv_settings()
+        if settings is None:
+            raise RequestError(404, "this worker shares no KV")
+        answers.respond_json(exchange, settings)
 
     def _holds(self, exchange: Exchange) -> None:
         """How much of a prompt is really cached: the truth that an index elsewhere estimates."""

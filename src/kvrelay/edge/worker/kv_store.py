@@ -85,7 +85,7 @@ class WorkerStore:
         self._digest = self.contract.digest()
         self._chunk_blocks, self._block_tokens = spec.store_chunk_blocks, spec.block_size_tokens
         config = StoreConfig.from_mapping(spec.store, source="--store")
-        self._fails = config.failure_policy == "fail"
+        self.failure_policy = config.failure_policy
         self.reports = LoadReports()
         self._store = open_store(config)
         self._wait = wait
@@ -103,7 +103,7 @@ class WorkerStore:
     async def load(self, request: EngineRequest, *, cached_blocks: int) -> BlocksLoaded | None:
         """The payloads of the leading chunks, unless what is cached here reaches as far. Raises LoadRefused."""
         plan = await self._look_up(request, self._keys(request))
-        if self._fails and plan.unasked:
+        if self.failure_policy == "fail" and plan.unasked:
             raise LoadRefused(f"no answer from {', '.join(plan.unasked)}")
         cached_tokens = cached_blocks * self._block_tokens
         if plan.tokens <= cached_tokens or not plan.fetch:

@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kvrelay import __version__
 from kvrelay.core.engine.engine import Engine, Finished, PublishBatch
 from kvrelay.core.engine.sequence import EngineRequest
 from kvrelay.edge.http.server import Exchange, HttpServer, start_server
@@ -233,6 +234,12 @@ class Worker:
     def load_report(self, client_id: str) -> dict[str, Any] | None:
         """What the KV connector has to say of a request that has ended."""
         return None if self._store is None else self._store.reports.find(client_id)
+
+    def kv_settings(self) -> dict[str, Any] | None:
+        """What the KV connector does when a load fails, and its version; None without one."""
+        if self._store is None:
+            return None
+        return {"load_failure_policy": self._store.failure_policy, "versions": {"kvrelay": __version__}}
 
     @property
     def event_source(self) -> dict[str, Any] | None:

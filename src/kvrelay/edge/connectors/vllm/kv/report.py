@@ -5,6 +5,7 @@ Streamed answers carry no KV parameters, so this is where a gateway learns the o
     GET /loads/<id given in x-request-id>    the record, or 404
     GET /stats                               counters since the start
     GET /contract                            the contract, or why there is none
+    GET /settings                            the engine's policy for failed loads, and the versions that work together
 
 It answers on loopback only. Nothing in it quotes a prompt, a salt or a key.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import ipaddress
 import threading
 import urllib.parse
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 
@@ -32,10 +34,10 @@ class Stands(Protocol):
 
 
 class ReportServer:
-    def __init__(self, address: str, records: Records, standing: Stands) -> None:
+    def __init__(self, address: str, records: Records, standing: Stands, *, settings: Mapping[str, object]) -> None:
         """Raises SettingsError."""
         host, port = _loopback(address)
-        handler = type("Handler", (_Handler,), {"records": records, "standing": standing})
+        handler = type("Handler", (_Handler,), {"records": records, "standing": standing, "settings": settings})
         try:
             self._server = ThreadingHTTPServer((host, port), handler)
         except OSError as fault:
@@ -57,6 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = IDLE_S
     records: Records
     standing: Stands
+    settings: Mapping[str, object]
 
     def do_GET(self) -> None:
         answer = self._answer(urllib.parse.unquote(self.path.partition("?")[0]))
@@ -75,6 +78,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.records.totals()
         if path == "/contract":
             return self.standing.told_in_full()
+        if path == "/settings":
+            return self.settings
         return None
 
     def log_message(self, format: str, *args: object) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvrelay.core.contract.fields import Contract, ContractError
+from kvrelay.edge.connectors.kv_versions import installed_versions
 from kvrelay.edge.connectors.vllm.kv.digests import FileDigests
 from kvrelay.edge.connectors.vllm.kv.facts import MemoryFacts, adapter_digest, engine_contract, memory_facts
 from kvrelay.edge.connectors.vllm.kv.pages import pages_of
@@ -119,7 +120,8 @@ def scheduler_side(config: Any, kv_cache_config: Any, settings: Settings) -> Sch
     )
     if transfer.kv_load_failure_policy == "fail":
         log.warning("kv_load_failure_policy is `fail`, the engine's default: KV that cannot be loaded ends its request")
-    report = None if settings.report is None else ReportServer(settings.report, records, standing)
+    about = {"load_failure_policy": transfer.kv_load_failure_policy, "versions": installed_versions()}
+    report = None if settings.report is None else ReportServer(settings.report, records, standing, settings=about)
     return SchedulerSide(half, standing, records, report)
 
 
