@@ -36,6 +36,12 @@ def _check(schema: dict[str, Any], value: object, defs: dict[str, Any], at: str)
                 is_bool_as_number = isinstance(value, bool) and operand in ("integer", "number")
                 if not isinstance(value, _TYPES[operand]) or is_bool_as_number:
                     found.append(f"{at}: {value!r} is no {operand}")
+            case "minimum" | "exclusiveMinimum" | "maximum" if isinstance(value, int | float):
+                kept = {"minimum": value >= operand, "exclusiveMinimum": value > operand, "maximum": value <= operand}
+                if not kept[keyword]:
+                    found.append(f"{at}: {value!r} breaks {keyword} {operand}")
+            case "minimum" | "exclusiveMinimum" | "maximum":
+                pass
             case "properties" if isinstance(value, dict):
                 for name in operand.keys() & value.keys():
                     found += _check(operand[name], value[name], defs, f"{at}.{name}")

@@ -50,6 +50,19 @@ def test_a_dangerous_value_is_refused_and_nothing_is_converted(tmp_path: Path) -
     assert json.loads(run(file, "--json")[1])["converted"] is None
 
 
+@pytest.mark.covers("OP-09")
+def test_a_review_reads_one_paragraph_per_field_with_both_directions(tmp_path: Path) -> None:
+    file = tmp_path / "lmcache.yaml"
+    file.write_text("max_local_cpu_size: 40\n")
+    _, page, _ = run(file)
+    paragraph = page[page.index("# max_local_cpu_size") :].splitlines()
+    assert paragraph[0] == "# max_local_cpu_size = 40: taken -> bytes = 42949672960"
+    assert paragraph[1] == "#   107.2 GiB would fit"
+    assert [line.split(":")[0] for line in paragraph[2:5]] == ["#   unit", "#   more", "#   less"]
+    schema = json.loads(CliRunner().invoke(app, ["lmcache-schema"]).stdout)
+    assert "max_local_cpu_size" in schema["properties"] and schema["additionalProperties"] is False
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     file = tmp_path / "none.yaml"
     assert run(file) == (

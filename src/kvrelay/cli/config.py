@@ -22,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    help="Show, explain and check the configuration: show, explain, schema, explain-lmcache.",
+    help="Show, explain and check the configuration: show, explain, schema, explain-lmcache, lmcache-schema.",
 )
 
 CONFIG_FILE = typer.Option(None, "-c", "--config", metavar="FILE", help="Configuration file (default: kvrelay.toml).")
@@ -87,7 +87,7 @@ def schema() -> None:
     epilog="Example: kvrelay config explain-lmcache lmcache.yaml --host-memory 128 --engine-memory 24",
 )
 def explain_lmcache(
-    file: Path = typer.Argument(..., help="LMCache's YAML file."),
+    file: Path = typer.Argument(..., help="LMCache's YAML file, or lines that set LMCACHE_... variables."),
     host_memory: float | None = typer.Option(None, "--host-memory", metavar="GIB", help="Default: this machine's."),
     engine_memory: float = typer.Option(
         8.0, "--engine-memory", metavar="GIB", min=0, help="Host memory of one engine process without any cache."
@@ -126,6 +126,21 @@ def explain_lmcache(
     sys.stdout.write(lmcache_page.as_json(reading) if as_json else lmcache_page.as_text(reading))
     if reading.refused:
         messages.fail(wording.refused(str(file), reading.refused))
+
+
+@app.command(
+    "lmcache-schema",
+    short_help="Print the JSON schema that an LMCache configuration is held against.",
+    epilog="Example: kvrelay config lmcache-schema > lmcache.schema.json",
+)
+def lmcache_schema() -> None:
+    """Print a JSON schema of LMCache's configuration: types, ranges, and what is refused.
+
+    What depends on the host (does the cache fit?) is judged by `kvrelay config explain-lmcache`.
+    """
+    from kvrelay.edge.connectors.lmcache.schema import json_schema
+
+    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
 
 
 def _is_within(dotted: str, wanted: str | None) -> bool:

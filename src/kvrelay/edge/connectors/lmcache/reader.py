@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvrelay.edge.connectors.lmcache.environment import looks_like_environment, read_environment
 from kvrelay.edge.connectors.lmcache.fields import NOT_NEEDED, ONLY_WITH_A_SWITCH, REFUSED_WHEN_ON, REFUSED_WHEN_SET
 from kvrelay.edge.connectors.lmcache.remote import RemoteRefused, store_url
 from kvrelay.edge.connectors.lmcache.verdict import Host, Reading, Verdict
@@ -38,13 +39,16 @@ class Unreadable(ValueError):
 
 
 def read_file(file: Path) -> Mapping[str, Any]:
-    """Raises Unreadable, or OSError."""
+    """YAML, or lines that set LMCACHE_... variables. Raises Unreadable, or OSError."""
     try:
         import yaml
     except ModuleNotFoundError:
         raise Unreadable("reading YAML needs an extra: pip install 'kvrelay[lmcache]'") from None
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        if looks_like_environment(text):
+            return read_environment(text, yaml.safe_load)
+        content = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError) as fault:
         where = getattr(fault, "problem_mark", None)
         line = "" if where is None else f" at line {where.line + 1}"
