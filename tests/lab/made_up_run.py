@@ -13,23 +13,36 @@ from kvrelay.core.model.units import IndexState, RouteReason, Status
 from kvrelay.core.receipts.receipt import Attempt, Candidate, GateLoss, Receipt
 from kvrelay.core.traces.cut import cut
 from kvrelay.core.traces.plan import Plan, make_plan
+from kvrelay.lab.arms.arm import write_config
+from kvrelay.lab.arms.contender import Contender
 from kvrelay.lab.arms.counters import Counted
 from kvrelay.lab.arms.fleets import FreshMocks
 from kvrelay.lab.arms.isolation import Isolation, IsolationState
 from kvrelay.lab.arms.manifest import ArmFacts, PlanFacts, ProcessFacts, fleet_facts, new_manifest
-from kvrelay.lab.arms.measure import Measured
+from kvrelay.lab.arms.measure import SAMPLES, Measured, write_manifest
 from kvrelay.lab.arms.order import rotated_order
-from kvrelay.lab.arms.planned import planned_rows, rows_digest
+from kvrelay.lab.arms.planned import planned_rows, rows_digest, write_rows
 from kvrelay.lab.arms.ranking import RULE
 from kvrelay.lab.arms.results import ArmData, policy_results
 from kvrelay.lab.arms.ruling import Run, rule_on
 from kvrelay.lab.arms.settings import Reset, RunSettings
 from kvrelay.lab.replay.replay import Arm
 from kvrelay.lab.replay.sample import Sample
+from kvrelay.lab.replay.sample_log import SampleLog
 from kvrelay.lab.replay.trace_file import bundled_trace
 
 WORKERS = tuple(f"mock-{number}" for number in range(4))
-HIT_SHARE = {"round_robin": 0.25, "sticky": 0.78, "cache_load": 0.82}
+HIT_SHARE = {
+    "round_robin": 0.25, "sticky": 0.78, "cache_load": 0.82,
+    "gpu": 0.3, "gpu+cpu": 0.6, "gpu+cpu+remote": 0.85,
+}  # fmt: skip
+
+TIERS = ({"url": "memory://x", "bytes": 9}, {"url": "file:///x/kv"})
+TIER_ARMS = tuple(
+    Contender(name, {"gateway.policy": "cache_load"}, {"tiers": list(TIERS[:tiers])} if tiers else None)
+    for name, tiers in (("gpu", 0), ("gpu+cpu", 1), ("gpu+cpu+remote", 2))
+)
+"""What a plan of tiers has as arms."""
 
 
 def made_up_run(*, seed: int = 5, settings: RunSettings = RunSettings(), gates: GateFile | None = None) -> Run:
@@ -56,6 +69,24 @@ def made_up_measured(
     arms = tuple(_arm(arm, plan, draw) for arm in order)
     observed = tuple(_facts(data, number) for number, data in enumerate(arms))
     return Measured(msgspec.structs.replace(manifest, observed=observed), rows, arms, policy_results(arms, rows), gates)
+
+
+def write_run(measured: Measured, folder: Path) -> None:
+    """As `measure` leaves it, so that it can be read back."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_manifest(folder, measured.manifest)
+    write_rows(folder, measured.rows)
+    with SampleLog(folder / SAMPLES) as log:
+        for data in measured.arms:
+            for sample in data.samples:
+                log.write(sample)
+    for data in measured.arms:
+        own = folder / "arms" / data.arm.name
+        own.mkdir(parents=True)
+        write_config(own, measured.manifest.stated.settings.contender(data.arm.policy), ())
+        (own / "seen.json").write_bytes(msgspec.json.encode(data.seen_tokens))
+        lines = [msgspec.json.encode(receipt) + b"\n" for receipt in data.receipts.values()]
+        (own / "receipts.jsonl").write_bytes(b"".join(lines))
 
 
 def made_up_plan(settings: RunSettings = RunSettings()) -> Plan:
@@ -90,7 +121,7 @@ def _sample(
 
 def _receipt(arm: Arm, sample: Sample, eligible: int, hit: int, draw: random.Random) -> Receipt:
     lost = eligible - hit
-    route = int(lost * {"round_robin": 0.6, "sticky": 0.1, "cache_load": 0.05}[arm.policy])
+    route = int(lost * {"round_robin": 0.6, "sticky": 0.1, "cache_load": 0.05}.get(arm.policy, 0.2))
     residency = 16 if sample.turn % 4 == 3 and lost > route + 16 else 0
     worker = sample.worker or ""
     return Receipt(

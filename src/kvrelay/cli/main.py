@@ -34,6 +34,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gates": ("kvrelay.cli.gates", "Check and lock the gates that a replay is judged by."),
     "report": ("kvrelay.cli.report", "Count, compare and judge a run on disk again."),
     "manifest": ("kvrelay.cli.manifest", "Check what a run states of itself; put two runs together."),
+    "plan": ("kvrelay.cli.plan", "What may be added next, and the experiment for it."),
+    "verdict": ("kvrelay.cli.verdict", "Keep or drop a tier, from paired requests."),
     "arms": ("kvrelay.cli.arms", "Show in what arms differ; check a plan of contenders."),
     "trace": ("kvrelay.cli.trace", "Look into traces, convert them, cut them down, make prompts of them."),
     "simulate": ("kvrelay.cli.simulate", "What caches would hit and where requests would go, under virtual time."),

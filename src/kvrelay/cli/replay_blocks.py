@@ -46,7 +46,7 @@ def replay_blocks(
     encoded = msgspec.json.encode(result)
     (out / "blocks.json").write_bytes(msgspec.json.format(encoded, indent=2) + b"\n")
     sys.stdout.write(encoded.decode() + "\n" if as_json else words.blocks(source.name, blocks, out))
-    complaints = words.complaints(blocks)
+    complaints = words.complaints(blocks, [one.name for one in contenders if one.store is not None])
     if complaints:
         messages.fail(messages.demo_complaints(complaints), code=messages.VERDICT_FAIL)
 

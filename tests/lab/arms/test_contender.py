@@ -87,3 +87,34 @@ def test_contenders_from_a_file(tmp_path: Path) -> None:
     path.write_text('[[contender]]\nname = "a"\nset = { "gateway.policy" = "sticky", "affinity.ttl_s" = 5.0 }\n')
 
     assert read_contenders(path) == (Contender("a", {"gateway.policy": "sticky", "affinity.ttl_s": 5.0}),)
+
+
+def contenders(folder: Path, text: str) -> tuple[Contender, ...]:
+    path = folder / "arms.toml"
+    path.write_text('[[contender]]\nname = "a"\nset = { "gateway.policy" = "sticky" }\n' + text)
+    return read_contenders(path)
+
+
+@pytest.mark.covers("TR-09")
+@pytest.mark.parametrize(
+    ("text", "found", "legal"),
+    [
+        ('engine_args = ["--enable-hierarchical-cache", "--enable-lmcache"]', "`a` has HiCache and LMCache on at once",
+         "one of them per arm"),
+        ('store = { tiers = [ { url = "memory://x" } ] }\nengine_args = ["--enable-lmcache"]',
+         "kvrelay store and LMCache", "one of them per arm"),
+        ('store = { tiers = [ { url = "memory://x", sise = 3 } ] }', "sise", "members of the section `[store]`"),
+        ("engine_args = 3", "`{'name': 'a'", "`store` and `engine_args`"),
+        ("stoer = 3", "stoer", "`store` and `engine_args`"),
+    ],
+)  # fmt: skip
+def test_one_implementation_of_tiers_per_arm(tmp_path: Path, text: str, found: str, legal: str) -> None:
+    with pytest.raises(ContenderFileError) as refused:
+        contenders(tmp_path, text)
+    assert found in refused.value.found and legal in refused.value.legal
+
+
+def test_an_arm_may_have_tiers(tmp_path: Path) -> None:
+    (arm,) = contenders(tmp_path, 'store = { tiers = [ { url = "memory://x", bytes = 9 } ] }')
+    assert arm.store == {"tiers": [{"url": "memory://x", "bytes": 9}]}
+    assert arm.flat()["store.tiers[0].url"] == "memory://x"

@@ -75,9 +75,30 @@ def test_connections_beyond_loopback_and_environments_are_seen() -> None:
         assert child.stdout is not None and child.stdout.readline() == b"up\n"
         seed = local_process.environment_of(child.pid, "PYTHONHASHSEED")
         worker = msgspec.structs.replace(WORKER, pid=child.pid, hash_seed=seed)
-        assert [one.outcome for one in preflight(StatedModel(), [worker])[1:]] == ["ok", "ok", "ok"]
+        assert [one.outcome for one in preflight(StatedModel(), [worker])[1:]] == ["ok", "ok", "ok", "ok"]
     finally:
         child.communicate(timeout=10)
     assert str(local_process._address("0100007F")) == "127.0.0.1"
     assert str(local_process._address("0000000000000000FFFF00000100007F")) == "::ffff:7f00:1"
     assert not local_process._is_local(local_process._address("08080808"))
+
+
+@pytest.mark.covers("TR-09")
+@pytest.mark.parametrize(
+    ("words", "outcome", "says"),
+    [
+        (["--enable-hierarchical-cache"], "ok", "HiCache"),
+        (["--page-size", "64"], "ok", "none is on"),
+        (["--enable-hierarchical-cache", "--enable-lmcache"], "fail", "a has HiCache and LMCache on at once"),
+    ],
+)
+def test_a_running_worker_with_two_implementations_of_tiers_is_named(words: list[str], outcome: str, says: str) -> None:
+    code = "import sys; print('up', flush=True); sys.stdin.read()"
+    child = subprocess.Popen([sys.executable, "-c", code, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == b"up\n"
+        worker = msgspec.structs.replace(WORKER, pid=child.pid)
+        found = preflight(StatedModel(), [worker])[-1]
+    finally:
+        child.communicate(timeout=10)
+    assert (found.outcome, says in found.reason) == (outcome, True), found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvrelay.cli.messages.replay import MOCK
@@ -40,14 +40,15 @@ def _block(block: Block) -> str:
     return f"{block.name:16}{BEFORE[block.before]:24}{block.requests:>9}{block.failures:>8}{share:>9}{times}"
 
 
-def complaints(found: Mapping[str, Sequence[Block]]) -> list[str]:
-    """What must not happen in blocks."""
+def complaints(found: Mapping[str, Sequence[Block]], with_tiers: Collection[str] = ()) -> list[str]:
+    """What must not happen in blocks. Tiers outlive a restart: hits after it are what they are for."""
     said = []
     for policy, own in found.items():
         for block in own:
             if block.failures:
                 said.append(f"{policy}, {block.name}: {block.failures} requests failed")
-            if block.before != "nothing" and block.cached_tokens:
+            survives = block.before == "restart" and policy in with_tiers
+            if block.before != "nothing" and block.cached_tokens and not survives:
                 why = "although " + BEFORE[block.before]
                 said.append(f"{policy}, {block.name}: {block.cached_tokens} tokens were hit {why} before it")
     return said

@@ -58,6 +58,16 @@ class WaveEvidence(Struct, frozen=True):
     ratio: float | None
 
 
+class TierCall(Struct, frozen=True):
+    """Whether an arm's tier is worth it against the arm without it, by the built-in rule: keep, drop or unknown."""
+
+    tier: str
+    candidate: str
+    baseline: str
+    decision: str
+    reasons: tuple[str, ...]
+
+
 class RunEvidence(Struct, frozen=True, kw_only=True):
     """A replay or demo, counted anew from its raw records."""
 
@@ -74,6 +84,7 @@ class RunEvidence(Struct, frozen=True, kw_only=True):
     waves: tuple[WaveEvidence, ...] = ()
     verdict: Verdict | None = None  # None: it ran without gates
     ttft_p95_limit_ms: float | None = None  # that its gates state
+    tier_calls: tuple[TierCall, ...] = ()
 
     def arm(self, name: str) -> ArmEvidence | None:
         return next((arm for arm in self.arms if arm.name == name), None)

@@ -17,10 +17,22 @@ def memory_bytes() -> int | None:
 
 
 def _total_bytes() -> int | None:
+    return _meminfo_bytes("MemTotal")
+
+
+def _meminfo_bytes(wanted: str) -> int | None:
     for line in _lines(Path("/proc/meminfo")):
         name, _, rest = line.partition(":")
-        if name == "MemTotal":
+        if name == wanted:
             return int(rest.split()[0]) * 1024
+    return None
+
+
+def _group_used_bytes() -> int | None:
+    for path in ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes"):
+        text = "".join(_lines(Path(path))).strip()
+        if text.isdigit():
+            return int(text)
     return None
 
 
@@ -30,6 +42,16 @@ def _group_limit_bytes() -> int | None:
         if text.isdigit():
             return int(text)
     return None
+
+
+def free_bytes() -> int | None:
+    """What processes could still take without swapping, within the limit of our control group."""
+    free = _meminfo_bytes("MemAvailable")
+    limit, used = _group_limit_bytes(), _group_used_bytes()
+    if limit is None or used is None:
+        return free
+    left = max(0, limit - used)
+    return left if free is None else min(free, left)
 
 
 def has_accelerator() -> bool:

@@ -118,8 +118,9 @@ async def run_arm(arm: Arm, task: ArmTask, *, folder: Path, on_sample: Callable[
 async def _run(arm: Arm, task: ArmTask, folder: Path, keep: Callable[[Sample], None]) -> _Recorded:
     settings = task.settings
     salt = f"{arm.name}:{time.time_ns()}" if settings.reset is Reset.CACHE_SALT else None
-    async with task.fleet.arm() as workers:
-        config = write_config(folder, settings.contender(arm.policy), workers)
+    contender = settings.contender(arm.policy)
+    async with task.fleet.arm(contender) as workers:
+        config = write_config(folder, contender, workers)
         log, ready_timeout_s = folder / "gateway.log", settings.ready_timeout_s
         async with GatewayProcess(config, log=log, ready_timeout_s=ready_timeout_s) as gateway:
             blocks = await gateway.wait_for_workers(
@@ -182,7 +183,12 @@ def write_config(folder: Path, contender: Contender, workers: Sequence[ArmWorker
     for key, value in values.items():
         table, _, name = key.rpartition(".")
         tables.setdefault(table, []).append(f"{name} = {json.dumps(value)}")
+    store = dict(contender.store or {})
+    tiers = store.pop("tiers", ())
+    tables |= {"store": [f"{name} = {json.dumps(value)}" for name, value in store.items()]} if store else {}
     lines = [line for table in sorted(tables) for line in (f"[{table}]", *tables[table])]
+    for tier in tiers:
+        lines += ["[[store.tiers]]", *(f"{name} = {json.dumps(value)}" for name, value in tier.items())]
     for worker in workers:
         lines += ["[[workers]]", *worker.toml]
     path = folder / "gateway.toml"

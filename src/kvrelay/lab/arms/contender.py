@@ -14,6 +14,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from kvrelay.edge.connectors.tiering import implementations
+
 Scalar = str | int | float | bool
 
 FACTORS: dict[str, tuple[str, ...]] = {
@@ -22,6 +24,7 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "queue": ("gateway.limits.",),
     "store": ("store.",),
     "disaggregation": ("workers.role",),
+    "engine": ("engine.",),
     "tokens": ("tokens.",),
     "index": ("index.",),
     "health": ("health.",),
@@ -32,6 +35,10 @@ ITS_OWN = (
     "gateway.port", "gateway.admin_port", "receipts.path", "workers.url", "workers.events", "workers.replay",
 )  # fmt: skip
 """Keys in which every arm is its own, because it has its own ports and files."""
+
+
+_TIER_FLAGS = ("--hicache-", "--page-size")
+"""Arguments that say how a tier works; a page of more than one token is what HiCache moves at once."""
 
 
 class Weights(Struct, frozen=True):
@@ -49,10 +56,24 @@ class Weights(Struct, frozen=True):
 
 
 class Contender(Struct, frozen=True):
-    """`sets` has dotted keys of the gateway's configuration."""
+    """`sets` has dotted keys of the gateway's configuration. `store`: the section `[store]` that its workers share KV
+    through; None: they share nothing. `engine_args`: with what somebody has to start real workers for this arm."""
 
     name: str
     sets: Mapping[str, Scalar]
+    store: Mapping[str, Any] | None = None
+    engine_args: tuple[str, ...] = ()
+
+    def flat(self) -> dict[str, Any]:
+        """Everything that tells it from another one, as dotted keys. Arguments that turn a tier on belong to the
+        factor `store`, all others are one thing of the engine's."""
+        tiering: list[str] = []
+        others: list[str] = []
+        for words in grouped(self.engine_args):
+            (tiering if implementations(words) or words[0].startswith(_TIER_FLAGS) else others).append(" ".join(words))
+        found: dict[str, Any] = {**self.sets, **dict(_flatten({"store": self.store or {}}))}
+        found |= {f"store.engine {words}": True for words in tiering}
+        return found | {f"engine.{words}": True for words in others}
 
     @classmethod
     def of_policy(cls, policy: str) -> Contender:
@@ -82,7 +103,7 @@ def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> tuple[Diff
     """Of two flat configurations, apart from what every arm has of its own; in the order of the keys."""
     found = []
     for key in sorted({*left, *right}):
-        plain = _without_worker(key)
+        plain = plain_key(key)
         if left.get(key) != right.get(key) and plain not in ITS_OWN:
             found.append(Difference(key, factor_of(plain), left.get(key), right.get(key)))
     return tuple(found)
@@ -98,7 +119,7 @@ def plan_problems(contenders: Sequence[Contender]) -> tuple[str, ...]:
     names = [contender.name for contender in contenders]
     problems = [f"two contenders are called `{name}`" for name in dict.fromkeys(names) if names.count(name) > 1]
     for left, right in pairwise(contenders):
-        factors = sorted({difference.factor for difference in differences(left.sets, right.sets)})
+        factors = sorted({difference.factor for difference in differences(left.flat(), right.flat())})
         if len(factors) > 1:
             problems.append(f"`{left.name}` and `{right.name}` differ in {len(factors)} factors: {', '.join(factors)}")
         elif not factors:
@@ -118,7 +139,18 @@ def _flatten(table: Mapping[str, Any], at: str = "") -> Iterable[tuple[str, Any]
             yield dotted, value
 
 
-def _without_worker(key: str) -> str:
+def grouped(args: Sequence[str]) -> list[tuple[str, ...]]:
+    """Arguments with their values: a group begins at each word with two hyphens."""
+    groups: list[list[str]] = []
+    for word in args:
+        if word.startswith("--") or not groups:
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    return [tuple(group) for group in groups]
+
+
+def plain_key(key: str) -> str:
     """`workers[a].url` is `workers.url`."""
     head, bracket, rest = key.partition("[")
     return head + rest.partition("]")[2] if bracket else key

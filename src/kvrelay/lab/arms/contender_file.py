@@ -3,6 +3,14 @@
 [[contender]]
 name = "quick to spill"
 set = { "gateway.policy" = "sticky_load", "policy.sticky_load.spill_ratio" = 1.5 }
+
+[[contender]]
+name = "gpu+cpu"
+set = { "gateway.policy" = "cache_load" }
+store = { tiers = [ { url = "memory://plan", bytes = 1073741824 } ] }
+
+`store` is the section `[store]` that the arm's workers share KV through; `engine_args` is what real workers have to be
+started with for it. One implementation of tiers per arm, or nobody could say which of two made the difference.
 """
 
 from __future__ import annotations
@@ -11,6 +19,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from kvrelay.edge.connectors.tiering import OneTierOnly, one_only
 from kvrelay.edge.system.config import ConfigError, load_config
 from kvrelay.lab.arms.contender import Contender
 
@@ -37,11 +46,38 @@ def read_contenders(path: Path) -> tuple[Contender, ...]:
     return tuple(_contender(item) for item in found)
 
 
+_MEMBERS = frozenset(("name", "set", "store", "engine_args"))
+
+
+def _are_words(args: Any) -> bool:
+    return isinstance(args, list) and all(isinstance(word, str) for word in args)
+
+
+def _check_tiers(contender: Contender) -> None:
+    """Raises ContenderFileError."""
+    where = f"`{contender.name}`"
+    try:
+        one_only(contender.engine_args, has_store=contender.store is not None, where=where)
+    except OneTierOnly as problem:
+        raise ContenderFileError(str(problem), "one of them per arm, each in an arm of its own") from None
+    if contender.store is not None:
+        from kvrelay.edge.stores.config import StoreConfig, StoreConfigError  # only who has tiers needs what they need
+
+        try:
+            StoreConfig.from_mapping(contender.store, source=where)
+        except StoreConfigError as problem:
+            raise ContenderFileError(str(problem), "the members of the section `[store]`") from None
+
+
 def _contender(item: Any) -> Contender:
-    legal = "a table with `name` and `set`"
-    if not isinstance(item, dict) or set(item) != {"name", "set"} or not isinstance(item["set"], dict):
+    legal = "a table with `name` and `set`, and if need be `store` and `engine_args`"
+    if not isinstance(item, dict) or not {"name", "set"} <= set(item) <= _MEMBERS:
         raise ContenderFileError(f"`{item}`", legal)
-    contender = Contender(str(item["name"]), item["set"])
+    store, args = item.get("store"), item.get("engine_args", [])
+    if not isinstance(item["set"], dict) or not isinstance(store, dict | None) or not _are_words(args):
+        raise ContenderFileError(f"`{item}`", legal)
+    contender = Contender(str(item["name"]), item["set"], store, tuple(args))
+    _check_tiers(contender)
     try:
         load_config(flags=contender.sets)
     except ConfigError as problem:

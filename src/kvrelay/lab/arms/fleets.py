@@ -23,6 +23,8 @@ from kvrelay.edge.system.sections import WorkerConfig
 from kvrelay.edge.system.urls import join_url
 from kvrelay.edge.worker.launch import MockFleet, RunningWorker
 from kvrelay.lab.arms import local_process
+from kvrelay.lab.arms.arm_store import equipped, forget
+from kvrelay.lab.arms.contender import Contender
 from kvrelay.lab.arms.fleet_file import FleetFile
 from kvrelay.lab.arms.model_facts import ModelFacts, local_model, mock_model
 from kvrelay.lab.arms.settings import MockFleetSettings, Reset
@@ -72,7 +74,7 @@ class ArmFleet(Protocol):
         """Raises FleetUnusable."""
         ...
 
-    def arm(self) -> AbstractAsyncContextManager[tuple[ArmWorker, ...]]:
+    def arm(self, contender: Contender) -> AbstractAsyncContextManager[tuple[ArmWorker, ...]]:
         """The workers of one arm. Leaving it ends what it started, and nothing else. Raises FleetUnusable."""
         ...
 
@@ -87,9 +89,13 @@ class FreshMocks:
         self._ready_timeout_s = ready_timeout_s
 
     @asynccontextmanager
-    async def arm(self) -> AsyncIterator[tuple[ArmWorker, ...]]:
-        async with MockFleet(self._settings.specs(), ready_timeout_s=self._ready_timeout_s) as fleet:
-            yield tuple(of_mock(worker) for worker in fleet.workers)
+    async def arm(self, contender: Contender) -> AsyncIterator[tuple[ArmWorker, ...]]:
+        specs = equipped(self._settings.specs(), contender)
+        try:
+            async with MockFleet(specs, ready_timeout_s=self._ready_timeout_s) as fleet:
+                yield tuple(of_mock(worker) for worker in fleet.workers)
+        finally:
+            await asyncio.to_thread(forget, specs)
 
     async def describe(self) -> Described:
         return self.as_specified()
@@ -121,8 +127,13 @@ class StandingFleet:
         self._file = file
 
     @asynccontextmanager
-    async def arm(self) -> AsyncIterator[tuple[ArmWorker, ...]]:
+    async def arm(self, contender: Contender) -> AsyncIterator[tuple[ArmWorker, ...]]:
         """Asked anew for every arm: a worker that was started again has another incarnation."""
+        if contender.store is not None or contender.engine_args:
+            raise FleetUnusable(
+                f"`{contender.name}` has tiers of its own, and workers that run already keep those that they have; "
+                "start the fleet with them and replay it into a folder of its own"
+            )
         yield await self._ask_all()
 
     async def describe(self) -> Described:

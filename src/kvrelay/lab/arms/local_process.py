@@ -61,6 +61,15 @@ def environment_of(pid: int, name: str) -> str | None:
     return next((entry[len(start) :].decode("utf-8", "replace") for entry in entries if entry.startswith(start)), None)
 
 
+def command_line(pid: int) -> tuple[str, ...] | None:
+    """The words that a process was started with; None when we may not look or it is gone."""
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    return tuple(word.decode("utf-8", "replace") for word in words[:-1]) or None
+
+
 def log_path(pid: int) -> str | None:
     """The regular file that the process writes its standard error to."""
     try:

@@ -1,7 +1,8 @@
 """Before the first arm: is the model a whole local snapshot, and do the workers neither phone home nor hash by chance?
 
-Three things spoil a comparison without any error: weights that change under a name, a worker that fetches something in
-the middle of an arm, and block hashes that differ from one worker process to the next.
+Four things spoil a comparison without any error: weights that change under a name, a worker that fetches something in
+the middle of an arm, block hashes that differ from one worker process to the next, and two implementations of KV tiers
+at work at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from kvrelay.edge.connectors.tiering import OneTierOnly, one_only
 from kvrelay.lab.arms import local_process
 from kvrelay.lab.arms.fleets import ArmWorker
 from kvrelay.lab.arms.model_facts import StatedModel
@@ -34,7 +36,7 @@ def preflight(model: StatedModel, workers: Sequence[ArmWorker]) -> tuple[Finding
     """Of a fleet that runs already. What cannot be seen from this machine is unknown."""
     found = list(_model(model))
     for worker in workers:
-        found += (_hash_seed(worker), _offline(worker), _connections(worker))
+        found += (_hash_seed(worker), _offline(worker), _connections(worker), _one_tier(worker))
     return tuple(found)
 
 
@@ -79,6 +81,19 @@ def _offline(worker: ArmWorker) -> Finding:
         return Finding(what, "unknown", "its process is not on this machine")
     value = local_process.environment_of(worker.pid, "HF_HUB_OFFLINE")
     return Finding(what, "ok" if value == "1" else "fail", f"`{value}`" if value else "not set: it may ask for models")
+
+
+def _one_tier(worker: ArmWorker) -> Finding:
+    what = f"{worker.name}: one implementation of KV tiers"
+    if worker.engine == "mock":
+        return Finding(what, "ok", "a mock has those of its arm")
+    words = None if worker.pid is None else local_process.command_line(worker.pid)
+    if words is None:
+        return Finding(what, "unknown", "its arguments cannot be seen from here")
+    try:
+        return Finding(what, "ok", one_only(words, where=worker.name) or "none is on")
+    except OneTierOnly as problem:
+        return Finding(what, "fail", str(problem))
 
 
 def _connections(worker: ArmWorker) -> Finding:

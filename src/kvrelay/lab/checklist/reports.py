@@ -5,10 +5,11 @@ Runs are counted anew from their raw records; nothing that a summary or a page c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from kvrelay.core.checklist.dossier import (
     BlocksEvidence,
     DrillEvidence,
     RunEvidence,
+    TierCall,
     WaveEvidence,
 )
 from kvrelay.core.gates.gate_file import GateFile, Limit
-from kvrelay.core.model.units import Tier
-from kvrelay.lab.arms.contender import read_flat
+from kvrelay.lab.arms.arm_store import media
+from kvrelay.lab.arms.contender import plain_key, read_flat
 from kvrelay.lab.arms.isolation import IsolationState
 from kvrelay.lab.arms.manifest import ArmFacts
 from kvrelay.lab.arms.manifest_check import gaps
@@ -37,6 +39,7 @@ from kvrelay.lab.arms.ruling import Run
 from kvrelay.lab.arms.run import read_back
 from kvrelay.lab.arms.run_folder import NoRun
 from kvrelay.lab.arms.sameness import CONFIG
+from kvrelay.lab.arms.tier_verdict import NotComparable, Side, tier_verdict
 from kvrelay.lab.report.load_facts import cold_starts
 
 DEPTH = 4  # folders below the named ones
@@ -98,6 +101,7 @@ def run_evidence(run: Run, folder: Path) -> RunEvidence:
         waves=_waves(run),
         verdict=ruling.verdict,
         ttft_p95_limit_ms=None if measured.gates is None else _ttft_limit(measured.gates),
+        tier_calls=_tier_calls(run, folder),
     )
 
 
@@ -139,14 +143,8 @@ def _started_with(folder: Path, facts: Sequence[ArmFacts]) -> dict[str, Any]:
 
 
 def _added(started: dict[str, Any]) -> tuple[str, ...]:
-    from kvrelay.edge.stores.config import medium_of  # only runs with tiers need what stores need
-
-    urls = [value for key, value in started.items() if key.startswith("store.tiers") and key.endswith(".url")]
-    media = {medium_of(str(url)) for url in urls}
-    roles = {value for key, value in started.items() if key.startswith("workers") and key.endswith(".role")}
-    found = ["cpu"] if Tier.CPU in media else []
-    found += ["remote"] if media - {Tier.CPU} else []
-    return tuple(found + ([SPLIT] if roles & {"prefill", "decode"} else []))
+    roles = {value for key, value in started.items() if plain_key(key) == "workers.role"}
+    return (*media(started), *((SPLIT,) if roles & {"prefill", "decode"} else ()))
 
 
 def _began_cold(observed: Sequence[ArmFacts]) -> bool | None:
@@ -163,6 +161,17 @@ def _waves(run: Run) -> tuple[WaveEvidence, ...]:
         for wave in waves
         if wave.wave_requests
     )
+
+
+def _tier_calls(run: Run, folder: Path) -> tuple[TierCall, ...]:
+    """Of every two arms that differ in one tier."""
+    found = []
+    for left, right in permutations(run.measured.results, 2):
+        baseline, candidate = Side(run, folder, left), Side(run, folder, right)
+        with contextlib.suppress(NotComparable, OSError, ValueError, IndexError):
+            called = tier_verdict(baseline, candidate)
+            found.append(TierCall(called.tier[0], right, left, called.decision.value, called.verdict.reasons))
+    return tuple(found)
 
 
 def _ttft_limit(gates: GateFile) -> float | None:
