@@ -13,6 +13,7 @@ import pytest
 from msgspec import structs
 
 from kvrelay.core.contract.fields import Contract
+from kvrelay.edge.stores.backends import Backend
 from kvrelay.edge.stores.config import open_store
 from kvrelay.edge.stores.contracts import write_contract
 from kvrelay.edge.stores.tiered import TieredStore, owner_of
@@ -117,3 +118,25 @@ def test_serve_is_a_peer_for_others() -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
     process.stdout.close()
+
+
+@pytest.mark.covers("TR-18")
+def test_backends_are_listed_with_whether_they_can_be_used_here_and_tried_by_url(tmp_path: Path) -> None:
+    listed = {
+        one["url"].partition(":")[0]: one for one in map(json.loads, run("backends", "--json").stdout.splitlines())
+    }
+    assert set(listed) == {"memory", "file", "peer", "valkey", "s3", "mooncake"}
+    assert all(listed[kind]["available"] for kind in ("memory", "file", "peer", "valkey"))
+    assert [listed[kind]["scope"] for kind in ("file", "s3", "valkey")] == ["persistent", "persistent", "cluster"]
+    tried = run("backends", f"file://{tmp_path}", "valkey://127.0.0.1:1")
+    works, gone = tried.stdout.splitlines()
+    assert tried.returncode == 1
+    assert works.startswith(f"file://{tmp_path}  works: written in ")
+    assert gone == "valkey://127.0.0.1:1  does not work: 127.0.0.1:1: Connection refused"
+    assert objects(f"file://{tmp_path}") == [], "the probe is gone again"
+    assert run("backends", "--json", f"file://{tmp_path}").returncode == 0
+
+
+def test_a_backend_whose_package_is_not_there_says_what_brings_it() -> None:
+    needs = Backend("s3://BUCKET", "nothing", (("no_such_package", "s3"),))
+    assert needs.missing() == "`s3://BUCKET` needs the package `no_such_package`: pip install 'kvrelay[s3]'"

@@ -21,8 +21,10 @@ from kvrelay.cli.command_group import CommandGroup
 from kvrelay.cli.messages import store as words
 from kvrelay.core.contract.fields import Contract, ContractError
 from kvrelay.edge.stores.audit import Inspected, inspect, purge, scrub
+from kvrelay.edge.stores.backends import BACKENDS, try_store
 from kvrelay.edge.stores.config import StoreConfigError, open_store
 from kvrelay.edge.stores.contracts import other_contracts
+from kvrelay.edge.stores.scope import scope_of
 from kvrelay.edge.stores.server import StoreServer
 from kvrelay.edge.stores.store import Store, StoreError
 
@@ -185,6 +187,37 @@ def scrub_command(url: Url, as_json: AsJson = False) -> None:
     with _opened(url) as store:
         for found in scrub(store, deadline_s=DEADLINE_S):
             _print(_as_dict(found)) if as_json else sys.stdout.write(words.scrubbed(found) + "\n")
+
+
+@app.command(
+    "backends",
+    epilog="Example: kvrelay store backends valkey://127.0.0.1:6379 file:///var/cache/kvrelay",
+    short_help="What kinds of store there are, and whether they work here.",
+)
+def backends(
+    urls: Annotated[list[str] | None, typer.Argument(metavar="[URL]...", help="Stores to try.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List all kinds of store and whether this installation can use them; with URLs, try those stores instead: each is
+    given one small object, which is read back and deleted. Ends with 1 if one of these does not work.
+    """
+    if not urls:
+        for backend in BACKENDS:
+            missing = backend.missing()
+            if as_json:
+                about = {"medium": backend.medium.value, "scope": backend.scope.value, "what": backend.what}
+                _print({"url": backend.url, **about, "available": missing is None, "problem": missing})
+            else:
+                sys.stdout.write(words.backend(backend, missing) + "\n")
+        return
+    tried = {url: try_store(url, deadline_s=DEADLINE_S) for url in urls}
+    for url, one in tried.items():
+        if as_json:
+            _print({"url": url, "scope": scope_of(url).value, **msgspec.structs.asdict(one)})
+        else:
+            sys.stdout.write(words.tried(url, one) + "\n")
+    if any(one.problem is not None for one in tried.values()):
+        raise typer.Exit(messages.VERDICT_FAIL)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvrelay.edge.stores.audit import Inspected, PurgeRecord
+from kvrelay.edge.stores.backends import Backend, Tried
 from kvrelay.edge.stores.contracts import OtherContract
 from kvrelay.edge.stores.store import StoreStats
 
@@ -21,6 +22,17 @@ PURGE_WHAT = (
 
 def unavailable(url: str, reason: str) -> str:
     return f"error: the store {url} did not do what was asked: {reason}\n  hint: is it running, and is the URL right?"
+
+
+def backend(one: Backend, missing: str | None) -> str:
+    state = "available" if missing is None else f"not available: {missing}"
+    return f"{one.url:<32} {one.medium.value:<7} {one.scope.value:<11} {state}\n    {one.what}"
+
+
+def tried(url: str, one: Tried) -> str:
+    if one.problem is not None:
+        return f"{url}  does not work: {one.problem}"
+    return f"{url}  works: written in {one.write_ms:.1f} ms, read in {one.read_ms:.1f} ms"
 
 
 def serving(url: str, kind: str) -> str:
