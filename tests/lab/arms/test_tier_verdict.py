@@ -100,7 +100,7 @@ def test_two_runs_of_one_plan_are_compared_and_other_plans_are_not(tmp_path: Pat
 
     write_run(made_up_measured(settings=RunSettings(contenders=TIER_ARMS, seed=9)), tmp_path / "other")
     other = read_back(tmp_path / "other")
-    with pytest.raises(NotComparable, match="planned turns differ"):
+    with pytest.raises(NotComparable, match="plans differ"):
         tier_verdict(Side(one, tmp_path / "one", "gpu"), Side(other, tmp_path / "other", "gpu+cpu"))
 
 
