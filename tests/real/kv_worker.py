@@ -48,19 +48,21 @@ class KvWorker(VllmWorker):
         connector: Mapping[str, Any],
         adapters: Mapping[str, Path],
         environment: Mapping[str, str],
+        load_failure_policy: str = "recompute",
     ) -> None:
         super().__init__(engine, name, port=port, cpu=cpu, folder=folder)
         self.report = f"http://127.0.0.1:{report_port}"
         self._connector = {**connector, "report": f"127.0.0.1:{report_port}"}
         self._adapters = adapters
         self._more_environment = environment
+        self._load_failure_policy = load_failure_policy
 
     def more_arguments(self) -> tuple[str, ...]:
         transfer = {
             "kv_connector": "KvrelayConnector",
             "kv_connector_module_path": "kvrelay.edge.connectors.vllm.kv.connector",
             "kv_role": "kv_both",
-            "kv_load_failure_policy": "recompute",
+            "kv_load_failure_policy": self._load_failure_policy,
             "kv_connector_extra_config": self._connector,
         }
         arguments = ["--kv-transfer-config", json.dumps(transfer)]

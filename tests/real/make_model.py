@@ -36,9 +36,9 @@ SIZES = {
 VOCABULARY = {"tiny": 512, "small": 512, "medium": 512, "wide": 32_768}
 
 
-def main(size: str, folder: str) -> None:
+def main(size: str, folder: str, seed: str = "7") -> None:
     vocabulary = _write_tokenizer(folder, words=VOCABULARY[size] if size == "wide" else 0)
-    torch.manual_seed(7)
+    torch.manual_seed(int(seed))
     config = transformers.LlamaConfig(
         **({"num_key_value_heads": 1, "head_dim": 32} | SIZES[size]),
         vocab_size=VOCABULARY[size],
@@ -70,4 +70,4 @@ def _write_tokenizer(folder: str, *, words: int) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:4])

@@ -1,14 +1,17 @@
-"""All drills on processes, and the whole search for planted defects: too long for every change."""
+"""All drills on processes, some on real engines, and the whole search for planted defects: too long for each change."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from bench.drills.staging import staged
 
 from kvrelay.lab.drills.catalog import ALL
 from kvrelay.lab.drills.drill import Drill
+from kvrelay.lab.drills.fleets.attached import AttachedFleet, attached_processes
 from kvrelay.lab.drills.fleets.mock import MockProcessFleet
+from kvrelay.lab.drills.fleets.staging_file import read_fleet
 from kvrelay.lab.drills.fuzz.play import play
 from kvrelay.lab.drills.fuzz.schedule import schedule_of
 from kvrelay.lab.drills.run import run_drill
@@ -23,6 +26,22 @@ pytestmark = pytest.mark.real
 def test_the_drill_passes_on_processes(drill: Drill) -> None:
     result = asyncio.run(run_drill(drill, MockProcessFleet))
     assert [each for each in result.promises if each.verdict != "pass"] == []
+
+
+@pytest.mark.covers("OP-04", "DR-09", "DR-10", "RT-30")
+@pytest.mark.parametrize(
+    ("staging", "names"),
+    [("versions", ("rolling-update",)), ("recompute", ("store-outage", "store-herd", "rollback"))],
+)
+def test_the_drills_pass_on_two_vllm_workers(staging: str, names: tuple[str, ...]) -> None:
+    """Each staging is a pair of engines; `python -m bench.drills.real` runs all drills on all of them."""
+    with staged(staging) as fleet:
+        target = read_fleet(fleet.file, [each for each in fleet.confirmed if "=" in each])
+        attached = attached_processes(target)
+        for name in names:
+            result = asyncio.run(run_drill(ALL[name], lambda drill: AttachedFleet(drill, target, attached)))
+            assert result.cannot is None
+            assert [each for each in result.promises if each.verdict != "pass"] == []
 
 
 @pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.caught_by == FUZZ], ids=lambda each: each.name)

@@ -131,7 +131,8 @@ def _fleet(
 
 def _attached(fleet: str, confirm: list[str], out: Path | None) -> Callable[[Drill], Fleet]:
     from kvrelay.cli.messages import drill as words
-    from kvrelay.lab.drills.fleets.attached import AttachedFleet, Unconfirmed, UnusableFleet, read_fleet
+    from kvrelay.lab.drills.fleets.attached import AttachedFleet, attached_processes
+    from kvrelay.lab.drills.fleets.staging_file import Unconfirmed, UnusableFleet, read_fleet
 
     try:
         target = read_fleet(Path(fleet), confirm)
@@ -139,7 +140,10 @@ def _attached(fleet: str, confirm: list[str], out: Path | None) -> Callable[[Dri
         messages.fail(words.unconfirmed(f"`{fleet}`", refusal.targets))
     except UnusableFleet as problem:
         messages.fail(words.unusable_fleet(f"`{fleet}` (from `--fleet`)", str(problem)))
-    return lambda drill: AttachedFleet(drill, target, folder=None if out is None else out / "fleets" / drill.name)
+    attached = attached_processes(target)
+    return lambda drill: AttachedFleet(
+        drill, target, attached, folder=None if out is None else out / "fleets" / drill.name
+    )
 
 
 def _show(drill: Drill, result: DrillResult, *, out: Path | None, json: bool, in_full: bool) -> None:

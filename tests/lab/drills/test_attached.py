@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cli.test_drill import call
 
-from kvrelay.lab.drills.fleets.attached import Unconfirmed, UnusableFleet, read_fleet
+from kvrelay.lab.drills.fleets.staging_file import Unconfirmed, UnusableFleet, read_fleet
 
 WORKER = '[[workers]]\nurl = "http://127.0.0.1:1"\npid = {pid}\nstart = "bash a.sh"\n'
 

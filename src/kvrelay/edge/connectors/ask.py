@@ -28,6 +28,10 @@ class _Tokenized(Struct):
     tokens: list[int]
 
 
+class _Sharing(Struct):
+    on: bool | None
+
+
 class Answer(Struct, frozen=True):
     status: int
     headers: Mapping[str, str]
@@ -54,6 +58,13 @@ async def post_json(
 async def post(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> Answer:
     """The answer to an order without a body, whatever its status. Raises WorkerUnreachable or WorkerAnswerUnusable."""
     return await _ask(session, "POST", url, headers, None)
+
+
+async def sharing(session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], on: bool | None) -> bool | None:
+    """What a switch for shared tiers says, after it was thrown unless `on` is None. Raises as `post_json`."""
+    order = None if on is None else msgspec.json.encode({"on": on})
+    answer = await _ask(session, "GET" if on is None else "PUT", url, headers, order)
+    return as_json(answer, url, _Sharing).on
 
 
 async def token_ids(

@@ -129,6 +129,22 @@ class Connector(Protocol):
         """
         ...
 
+    async def sharing(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        kv_report: str | None,
+        on: bool | None,
+    ) -> bool | None:
+        """Has the worker load KV from shared tiers and save it there, or neither; `on` None only asks.
+
+        Answers what holds now for every request that comes; None: it has no such tier. What is on its way still ends.
+        Raises WorkerUnreachable, or WorkerAnswerUnusable with why it cannot be told or asked.
+        """
+        ...
+
     async def tokenize(
         self,
         session: aiohttp.ClientSession,

@@ -35,3 +35,14 @@ class MockConnector(VllmConnector):
         )
         spec = msgspec.structs.replace(description.spec, models_payload=False)
         return msgspec.structs.replace(description, spec=spec, incarnation=state.incarnation)
+
+    async def sharing(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        kv_report: str | None,
+        on: bool | None,
+    ) -> bool | None:
+        return await ask.sharing(session, join_url(url, "/mock/sharing"), headers, on)

@@ -83,6 +83,17 @@ class OpenAiConnector:
     async def reset(self, session: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> None:
         raise WorkerAnswerUnusable("this kind of worker cannot be told to drop its cache")
 
+    async def sharing(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        kv_report: str | None,
+        on: bool | None,
+    ) -> bool | None:
+        raise WorkerAnswerUnusable("this kind of worker cannot be told to leave shared tiers alone")
+
     async def tokenize(
         self,
         session: aiohttp.ClientSession,

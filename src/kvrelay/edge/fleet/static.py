@@ -190,6 +190,11 @@ class Fleet:
         await self._watch(name).reset()
         self._feed(ResidencyReset(name))
 
+    async def sharing(self, name: str, *, on: bool | None) -> bool | None:
+        """Has the worker use shared tiers or leave them alone; `on` None only asks. Answers what holds now; None: it
+        has none. Raises UnknownWorker, or what the connector raises."""
+        return await self._watch(name).sharing(on)
+
     def replay(self, effect: RequestReplay) -> None:
         """Answered later by feeding ReplayArrived or ReplayUnavailable; never waits."""
         watch = self._watches.get(effect.worker.name)

@@ -124,6 +124,15 @@ class WorkerWatch:
             raise WorkerUnreachable("it has not said yet what it is", refused=False)
         await self._connector.reset(self.session, self.config.url, self._access.headers)
 
+    async def sharing(self, on: bool | None) -> bool | None:
+        """See `Connector.sharing`. Raises WorkerUnreachable or WorkerAnswerUnusable."""
+        if self._connector is None:
+            raise WorkerUnreachable("it has not said yet what it is", refused=False)
+        config = self.config
+        return await self._connector.sharing(
+            self.session, config.url, self._access.headers, kv_report=config.kv_report, on=on
+        )
+
     def snapshot(self, effect: RequestSnapshot) -> None:
         """Asks the agent; the answer is fed as SnapshotArrived or SnapshotUnavailable."""
         if self._agent is None:

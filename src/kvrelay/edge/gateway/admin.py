@@ -27,6 +27,7 @@ from kvrelay.edge.gateway.live_source import GatewaySource
 from kvrelay.edge.gateway.openai import joined_salt, read_body
 from kvrelay.edge.gateway.safety import UnsafeListener
 from kvrelay.edge.gateway.scoring import prompt_at_once, prompt_in_time
+from kvrelay.edge.gateway.sharing import Sharing, ask_all
 from kvrelay.edge.observe.ui.app import Ui
 from kvrelay.edge.system.config import Config, WorkerConfig
 from kvrelay.edge.system.unreadable import UNREADABLE
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from kvrelay.edge.gateway.gateway import Gateway
 
 # What a caller may say of a new worker. Not `api_key_file`: it would let callers read files of this host.
-WORKER_MEMBERS = frozenset(("url", "name", "model", "events", "replay", "topic", "block_size", "agent", "adapter"))
+WORKER_MEMBERS = frozenset(
+    ("url", "name", "model", "events", "replay", "topic", "block_size", "agent", "adapter", "kv_report")
+)
 SECOND_HEADER = SECOND_SESSION_HEADER.decode()
 MAX_RECEIPTS = 1000
 CONFIG_PATH = "/process/config"
@@ -94,6 +97,8 @@ class Admin:
                 web.post("/admin/workers/{name}/reset", self._reset_worker),
                 web.get("/admin/policy", self._policy),
                 web.put("/admin/policy", self._set_policy),
+                web.get("/admin/sharing", self._sharing),
+                web.put("/admin/sharing", self._set_sharing),
                 web.post("/admin/match", self._match),
                 web.get("/admin/receipts", self._receipts),
                 web.get("/admin/receipts/{request_id}", self._receipt),
@@ -198,6 +203,16 @@ class Admin:
         except (WorkerUnreachable, WorkerAnswerUnusable) as problem:
             return problem_response(502, f"`{name}` kept its cache: {problem}")
         return _json({"worker": name, "done": "reset"})
+
+    async def _sharing(self, request: web.Request) -> web.Response:
+        return _json(await ask_all(self._gateway.fleet, None))
+
+    async def _set_sharing(self, request: web.Request) -> web.Response:
+        try:
+            wanted = msgspec.json.decode(await request.read(), type=Sharing)
+        except UNREADABLE as problem:
+            return problem_response(400, f'expected {{"on": true}} or {{"on": false}}: {problem}')
+        return _json(await ask_all(self._gateway.fleet, wanted.on))
 
     async def _policy(self, request: web.Request) -> web.Response:
         status = self._gateway.status()

@@ -64,6 +64,12 @@ class Holding(Struct, kw_only=True):
     cache_salt: str | None = None
 
 
+class Sharing(Struct):
+    """Body of PUT /mock/sharing."""
+
+    on: bool
+
+
 class Api:
     """Routes requests of one worker. Every answer carries the mock's header."""
 
@@ -89,6 +95,7 @@ class Api:
             "/mock/state": ("GET", self._state),
             "/mock/faults": ("GET POST DELETE", self._faults),
             "/mock/holds": ("POST", self._holds),
+            "/mock/sharing": ("GET PUT", self._sharing),
         }
 
     def handle(self, exchange: Exchange) -> None:
@@ -306,6 +313,12 @@ class Api:
         token_ids = read_prompts(asked.prompt)[0]
         blocks = self._worker.host.engine.cached_blocks(token_ids, adapter=asked.adapter, salt=asked.cache_salt)
         answers.respond_json(exchange, {"blocks": blocks, "tokens": blocks * self._worker.spec.block_size_tokens})
+
+    def _sharing(self, exchange: Exchange) -> None:
+        """Whether KV is loaded from the store and saved there; null without a store."""
+        if exchange.method == "PUT":
+            self._worker.share(decode_body(exchange.body, Sharing).on)
+        answers.respond_json(exchange, {"on": self._worker.shares})
 
     def _faults(self, exchange: Exchange) -> None:
         said: dict[str, Any] = {}

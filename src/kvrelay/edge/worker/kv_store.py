@@ -97,11 +97,14 @@ class WorkerStore:
             dtype="uint8",
             shape=(self._chunk_blocks, PAYLOAD_BYTES),
         )
+        self.shares = True  # an operator's switch; off: the store is neither asked nor given anything
         self.loaded_tokens = self.loaded_bytes = self.stored_chunks = 0
         self.last = Loaded()
 
     async def load(self, request: EngineRequest, *, cached_blocks: int) -> BlocksLoaded | None:
         """The payloads of the leading chunks, unless what is cached here reaches as far. Raises LoadRefused."""
+        if not self.shares:
+            return None
         plan = await self._look_up(request, self._keys(request))
         if self.failure_policy == "fail" and plan.unasked:
             raise LoadRefused(f"no answer from {', '.join(plan.unasked)}")
@@ -116,6 +119,8 @@ class WorkerStore:
 
     async def save(self, request: EngineRequest, payloads: Sequence[bytes]) -> None:
         """Keep the whole chunks that these leading payloads make."""
+        if not self.shares:
+            return
         keys = self._keys(request)[: len(payloads) // self._chunk_blocks]
         plan = await self._look_up(request, keys)
         for i in range(len(plan.keys), len(keys)):

@@ -255,6 +255,15 @@ class Worker:
             "topic": publisher.topic,
         }
 
+    @property
+    def shares(self) -> bool | None:
+        """Whether KV is loaded from the store and saved there; None without a store."""
+        return None if self._store is None else self._store.shares
+
+    def share(self, on: bool) -> None:
+        if self._store is not None:
+            self._store.shares = on
+
     def metrics_page(self) -> bytes:
         publisher = self._publisher
         page = self.metrics.render(

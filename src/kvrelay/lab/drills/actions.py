@@ -177,6 +177,10 @@ class SetPolicy(Action, frozen=True):
     policy: str
 
 
+class Rollback(Action, frozen=True):
+    """`kvrelay rollback`: round robin, and every worker with its own cache only."""
+
+
 class CloseSession(Action, frozen=True):
     session: str
 

@@ -93,7 +93,7 @@ class View(Struct, frozen=True, kw_only=True):
     index_blocks: int | None = None
     held: tuple[Held, ...] = ()
     policy: str | None = None
-    store: Mapping[str, int] | None = None  # objects; most reads at once; most reads of one object
+    store: Mapping[str, int] | None = None  # objects; reads, most at once, most of one object
     reports: Mapping[str, int] | None = None  # totals so far, by kind
 
     def worker(self, name: str) -> WorkerView | None:

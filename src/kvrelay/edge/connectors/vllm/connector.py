@@ -53,3 +53,17 @@ class VllmConnector(EngineConnector):
             raise WorkerAnswerUnusable(f"{path} answered {answer.status}")
         if answer.body and not ask.as_json(answer, path, _Reset).success:
             raise WorkerAnswerUnusable(f"{path} was refused: blocks are in use")
+
+    async def sharing(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        kv_report: str | None,
+        on: bool | None,
+    ) -> bool | None:
+        """Our KV connector answers on a port of its own; others have no switch, and the engine does not name them."""
+        if kv_report is None:
+            raise WorkerAnswerUnusable("no `kv_report` is set for it, so nobody knows whether it shares KV")
+        return await ask.sharing(session, join_url(kv_report, "/sharing"), {}, on)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from kvrelay.lab.drills import promises as hold
-from kvrelay.lab.drills.actions import MendNetwork, Partition, Pause, SetPolicy, Slow
+from kvrelay.lab.drills.actions import MendNetwork, Partition, Pause, Slow
 from kvrelay.lab.drills.catalog.traffic import conversation, crowd, history
 from kvrelay.lab.drills.drill import Do, Drill, Look, Promise, Send, Settle, Setup, Wait, workers
 from kvrelay.lab.drills.history import Finding, History, found
@@ -127,38 +125,4 @@ DISK_FULL = Drill(
 )
 
 
-def _round_robin(seen: History) -> Finding:
-    late = [outcome for outcome in seen.of_step(1) if outcome.receipt is not None]
-    if not late:
-        return found(None, f"policies are {hold.NOT_OBSERVED}")
-    policies = {outcome.receipt.policy for outcome in late if outcome.receipt is not None}
-    remote = sum(outcome.receipt.remote_bytes_read or 0 for outcome in late if outcome.receipt is not None)
-    shares = Counter(outcome.worker for outcome in late)
-    even = max(shares.values()) - min(shares.values()) <= 1
-    return found(
-        policies == {"round_robin"} and even and not remote,
-        f"policies {sorted(policies)}, shares {dict(shares)}, {remote} bytes from remote tiers",
-    )
-
-
-ROLLBACK = Drill(
-    name="rollback",
-    title="Back to round robin with one command",
-    why="Whatever goes wrong with a clever policy, the way back must be one step, under load, and lose nothing.",
-    breaks="The policy is set to round_robin in the middle of traffic, as `kvrelay rollback` does.",
-    covers=("RT-30",),
-    setup=Setup(workers=workers(3)),
-    steps=(
-        Send(crowd("clever", 60, seed=131, over_s=0.4, max_tokens=16), blows=((0.2, SetPolicy("round_robin")),)),
-        Send(crowd("plain", 30, seed=132, over_s=0.3)),
-        Wait(0.3),
-        Look("end"),
-    ),
-    promises=(
-        hold.all_ok(0),
-        hold.all_ok(1),
-        Promise("from then on round robin decides, evenly, without remote reads", _round_robin),
-    ),
-)
-
-DRILLS = (PARTITION, SLOW_NETWORK, CLOCK_JUMP, DISK_FULL, ROLLBACK)
+DRILLS = (PARTITION, SLOW_NETWORK, CLOCK_JUMP, DISK_FULL)

@@ -4,126 +4,54 @@ The drill brings its own gateway and its own proxies before the workers, so that
 touched; and those only if the file says that they are staging, has a command to start each again (the rollback), and
 each target's PID or UID was confirmed by hand. What the right answers are is asked before anything is broken.
 
-    staging = true
-    namespace = "staging-a"          # shown in the evidence
-    model = "tiny"
-
-    [[workers]]
-    url = "http://127.0.0.1:8100"
-    pid = 4711                        # leader of its process group; or uid = "..." for one that cannot be signalled
-    start = "bash start-a.sh"         # starts it again at the same address; its output is nobody's
-    events = "ipc:///tmp/events-a"
-    replay = "ipc:///tmp/replay-a"
-    adapter = "vllm"
+The file is described in `staging_file.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shlex
 import signal
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
-from msgspec import Struct
 
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.edge.chaos.events import EventProxy
 from kvrelay.edge.chaos.tcp import TcpProxy
 from kvrelay.lab.drills import actions as act
-from kvrelay.lab.drills.drill import Drill, Send, Settle, Setup, Turn, WorkerPlan
+from kvrelay.lab.drills.drill import Drill, Send, Settle, Setup, StorePlan, Turn, WorkerPlan
 from kvrelay.lab.drills.fleets.base import CannotDo
+from kvrelay.lab.drills.fleets.casting import Cast, cast
+from kvrelay.lab.drills.fleets.client import Seen
 from kvrelay.lab.drills.fleets.mock import MockProcessFleet
 from kvrelay.lab.drills.fleets.our_gateway import OurGateway
 from kvrelay.lab.drills.fleets.processes import Process, Processes
-from kvrelay.lab.drills.history import Settled
-from kvrelay.lab.drills.prompts import Text
+from kvrelay.lab.drills.fleets.shared_store import SharedStore
+from kvrelay.lab.drills.fleets.staging_file import AttachedWorker, FleetFile, is_alive
+from kvrelay.lab.drills.history import Outcome, Settled
+from kvrelay.lab.drills.prompts import Text, text
 
 UP_WITHIN_S = 600.0
 GONE_WITHIN_S = 30.0
 POLL_S = 0.5
 SETTLE_WITHIN_S = 120.0
 BASELINE_SALT = "kvrelay-drill-baseline"
+SHARES_WITHIN_S = 60.0
+WARM_UP_SEED, WARM_UP_TOKENS = 990_000, 700
 
 
-class UnusableFleet(ValueError):
-    """The file cannot be used; the message says why and what would be legal."""
-
-
-class Unconfirmed(Exception):
-    """Nobody confirmed that these may be broken."""
-
-    def __init__(self, targets: list[str]) -> None:
-        super().__init__(", ".join(targets))
-        self.targets = targets
-
-
-class AttachedWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    url: str
-    pid: int | None = None
-    uid: str | None = None
-    start: str | None = None
-    events: str = ""
-    replay: str = ""
-    adapter: str = "vllm"
-
-    @property
-    def identity(self) -> str:
-        return str(self.pid if self.pid is not None else self.uid)
-
-
-class FleetFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    workers: tuple[AttachedWorker, ...]
-    model: str
-    staging: bool = False
-    namespace: str = ""
-    block_size: int = 16
-
-
-def read_fleet(path: Path, confirmed: Sequence[str]) -> FleetFile:
-    """Raises UnusableFleet, or Unconfirmed with the targets as they have to be confirmed: w0=PID."""
-    try:
-        fleet = msgspec.toml.decode(path.read_bytes(), type=FleetFile)
-    except (OSError, msgspec.DecodeError) as problem:
-        raise UnusableFleet(str(problem)) from problem
-    if not fleet.staging:
-        raise UnusableFleet("it does not say `staging = true`; drills break things, and never in production")
-    for number, worker in enumerate(fleet.workers):
-        if (worker.pid is None) == (worker.uid is None):
-            raise UnusableFleet(f"worker {number} ({worker.url}) needs either `pid` or `uid`")
-        if worker.pid is not None and not worker.start:
-            raise UnusableFleet(f"worker {number} ({worker.url}) has no `start`: there would be no way back")
-        if worker.pid is not None and not _alive(worker.pid):
-            raise UnusableFleet(f"worker {number} ({worker.url}): no process {worker.pid} is running")
-    wanted = [f"w{number}={worker.identity}" for number, worker in enumerate(fleet.workers)]
-    missing = [target for target in wanted if target not in confirmed]
-    if missing:
-        raise Unconfirmed(missing)
-    return fleet
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()  # ended, and nobody has asked how
-    except OSError:
-        return True
-
-
-class _Running:
-    """As `RunningWorker`, of a process that is not our child."""
+class AttachedProcess:
+    """As `RunningWorker`, of a process that is not our child. It outlives the drills of one command, because each may
+    leave another PID behind than the one that was confirmed: what was started again is ours to end."""
 
     def __init__(self, worker: AttachedWorker) -> None:
         self.worker = worker
@@ -133,7 +61,7 @@ class _Running:
 
     @property
     def alive(self) -> bool:
-        return self.pid is not None and _alive(self.pid)
+        return self.pid is not None and is_alive(self.pid)
 
     def signal(self, number: signal.Signals) -> None:
         """To its whole process group, as an engine has children of its own."""
@@ -145,6 +73,11 @@ class _Running:
             pass  # it is gone
 
 
+def attached_processes(fleet: FleetFile) -> tuple[AttachedProcess, ...]:
+    """For all drills on this fleet."""
+    return tuple(AttachedProcess(worker) for worker in fleet.workers)
+
+
 def _start(command: str) -> int:
     """The PID of the leader of a new process group."""
     null = subprocess.DEVNULL
@@ -154,24 +87,23 @@ def _start(command: str) -> int:
 class AttachedProcesses(Processes):
     """Puts proxies before workers that are there already, and starts those again that a drill ended."""
 
-    def __init__(self, setup: Setup, fleet: FleetFile) -> None:
+    def __init__(self, setup: Setup, attached: Sequence[AttachedProcess], cast: Cast) -> None:
         super().__init__(setup)
-        self._fleet = fleet
+        self._attached = attached
+        self._cast = cast
 
     async def add(self, plans: Iterable[WorkerPlan]) -> None:
         for plan in plans:
-            number = len(self.by_name)
-            if number >= len(self._fleet.workers):
-                raise CannotDo(f"the drill wants one more worker, `{plan.name}`, than the fleet has")
-            worker = self._fleet.workers[number]
+            running = self._attached[self._cast.entries[plan.name]]
+            worker = running.worker
             parts = urlsplit(worker.url)
             network = TcpProxy(parts.hostname or "", parts.port or 80)
             await network.__aenter__()
             events = EventProxy(worker.events, replay=worker.replay or None)
             await asyncio.to_thread(events.start)
             await asyncio.to_thread(events.wait_until_connected, 10.0)
-            process = Process(_Running(worker), network, events, plan)  # type: ignore[arg-type]
-            process.adapter = worker.adapter
+            process = Process(running, network, events, plan)  # type: ignore[arg-type]
+            process.adapter, process.kv_report = worker.adapter, worker.kv_report
             self.by_name[plan.name] = process
 
     async def stop(self) -> None:
@@ -193,7 +125,7 @@ class AttachedProcesses(Processes):
         running.pid = await asyncio.to_thread(_start, running.worker.start)
         await self._until_up(running.url)
 
-    async def _until_gone(self, running: _Running) -> None:
+    async def _until_gone(self, running: AttachedProcess) -> None:
         for _ in range(round(GONE_WITHIN_S / POLL_S)):
             if not running.alive:
                 return
@@ -213,38 +145,113 @@ class AttachedProcesses(Processes):
         raise CannotDo(f"{url} did not come up again within {UP_WITHIN_S:.0f} s")
 
 
+_Question = tuple[Text, int, str | None]
+
+
+def _question_of(turn: Turn) -> _Question:
+    return turn.text, turn.max_tokens, turn.adapter
+
+
 class AttachedFleet(MockProcessFleet):
     """The same drill on real engines. What a worker holds is asked by a request of one token, straight to it; what the
     right answer is, by the same prompt in a cache namespace of its own, before the drill sends it."""
 
     kind = "attached"
 
-    def __init__(self, drill: Drill, fleet: FleetFile, *, folder: Path | None = None) -> None:
-        few = drill.setup.workers[: len(fleet.workers)]
-        setup = msgspec.structs.replace(drill.setup, workers=few, first_byte_s=60.0, idle_s=30.0)
+    def __init__(
+        self, drill: Drill, fleet: FleetFile, attached: Sequence[AttachedProcess], *, folder: Path | None = None
+    ) -> None:
+        self._cast = cast(drill, [worker.revision for worker in fleet.workers])
+        there = tuple(plan for plan in drill.setup.workers if plan.name in self._cast.entries)
+        setup = msgspec.structs.replace(drill.setup, workers=there, first_byte_s=60.0, idle_s=30.0)
         super().__init__(
             msgspec.structs.replace(drill, setup=setup), front=OurGateway(model=fleet.model), folder=folder
         )
-        self._processes = AttachedProcesses(setup, fleet)
+        self._processes = AttachedProcesses(setup, attached, self._cast)
+        self._fleet = fleet
         self.model = fleet.model
+        notes = self.history.notes
         self.history.block_size_tokens = fleet.block_size
-        self.history.notes["targets"] = {f"w{n}": worker.identity for n, worker in enumerate(fleet.workers)}
-        self.history.notes["namespace"] = fleet.namespace
-        self._baselines: dict[tuple[Text, int], str] = {}
+        notes["targets"] = {name: fleet.workers[number].identity for name, number in sorted(self._cast.entries.items())}
+        notes["namespace"] = fleet.namespace
+        if self._cast.left_out:
+            notes["left_out"] = list(self._cast.left_out)
+        self._baselines: dict[_Question, dict[str, str]] = {}
+
+    # --- the shared tier ---------------------------------------------------------------------------------------------
+
+    def _shared_store(self, plan: StorePlan, folder: Path) -> SharedStore:
+        given = self._fleet.store
+        if given is None:
+            raise CannotDo("the fleet file has no [store], so nobody knows where its workers look for one")
+        if given.failure_policy != plan.failure_policy:
+            raise CannotDo(f"the workers were started with `{given.failure_policy}`, the drill is about another policy")
+        return SharedStore(plan, folder, listen=given.address)
+
+    async def __aenter__(self) -> Self:
+        self._cast.must_be_enough()
+        await super().__aenter__()
+        if self._processes.store is not None:
+            try:
+                await self._until_all_share(self._processes.store)
+            except BaseException:
+                await self.__aexit__(None, None, None)
+                raise
+        return self
+
+    async def _until_all_share(self, store: SharedStore) -> None:
+        """A store that was not there is found again by and by, and nothing must be left of what was computed before."""
+        for name, process in self._processes.by_name.items():
+            deadline_s, number = time.monotonic() + SHARES_WITHIN_S, 0
+            before = store.content.figures()["objects"]
+            while store.content.figures()["objects"] == before:
+                if time.monotonic() > deadline_s:
+                    raise CannotDo(f"{name} stores nothing at {store.network.address}")
+                number += 1
+                await self._directly(process, text(WARM_UP_SEED + number, WARM_UP_TOKENS), 1, secrets.token_hex(8))
+                await asyncio.sleep(POLL_S)
+            await self._forget(name, process)
+        store.content.wipe()
+        store.content.begin_counting()
+
+    async def _forget(self, name: str, process: Process) -> None:
+        path = "/reset_prefix_cache?reset_external=true"
+        async with self._http.post(process.running.url + path) as response:
+            if response.status != 200 or not (await response.json()).get("success"):
+                raise CannotDo(f"{name} kept its cache: {path} was answered {response.status}")
+
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     async def send(self, number: int, step: Send) -> None:
         for turn in step.turns:
-            if (turn.text, turn.max_tokens) not in self._baselines:
-                self._baselines[turn.text, turn.max_tokens] = await self._baseline(turn)
+            await self._ask_baselines(turn)
         await super().send(number, step)
 
-    async def _baseline(self, turn: Turn) -> str:
-        process = next(process for process in self._processes.by_name.values() if process.running.alive)
-        return (await self._directly(process, turn.text, turn.max_tokens, BASELINE_SALT))[0]
+    async def _ask_baselines(self, turn: Turn) -> None:
+        """Of every revision that is there: a worker that is gone cannot be asked any more."""
+        known = self._baselines.setdefault(_question_of(turn), {})
+        for process in self._processes.by_name.values():
+            if process.plan.revision not in known and process.running.alive and not process.frozen:
+                answer = self._directly(process, turn.text, turn.max_tokens, BASELINE_SALT, turn.adapter)
+                known[process.plan.revision] = (await answer)[0]
 
-    async def _directly(self, process: Process, text: Text, max_tokens: int, salt: str | None) -> tuple[str, int]:
+    def _outcome(self, number: int, begins_s: float, turn: Turn, seen: Seen, receipts: list[Receipt] | None) -> Outcome:
+        """Where a KV connector reports, its figure: the engine's own is the plan, also when nothing of it came."""
+        outcome = super()._outcome(number, begins_s, turn, seen, receipts)
+        if outcome.receipt is not None and outcome.receipt.remote_outcome is not None:
+            outcome.cached_tokens = outcome.receipt.actual_cached_tokens
+        return outcome
+
+    async def _directly(
+        self, process: Process, text: Text, max_tokens: int, salt: str | None, adapter: str | None = None
+    ) -> tuple[str, int]:
         """The answer's text, and how many tokens of the prompt were cached."""
-        body = {"model": self.model, "prompt": text.token_ids().tolist(), "max_tokens": max_tokens, "temperature": 0}
+        body = {
+            "model": adapter or self.model,
+            "prompt": text.token_ids().tolist(),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+        }
         body |= {"ignore_eos": True} | ({} if salt is None else {"cache_salt": salt})
         async with self._http.post(f"{process.running.url}/v1/completions", json=body) as response:
             answer = await response.json()
@@ -252,7 +259,7 @@ class AttachedFleet(MockProcessFleet):
         return answer["choices"][0]["text"], details.get("cached_tokens") or 0
 
     def _right_texts(self, turn: Turn, receipt: Receipt | None) -> dict[str, str]:
-        return {"": self._baselines[turn.text, turn.max_tokens]}
+        return self._baselines[_question_of(turn)]
 
     async def _real(self, process: Process, text: Text, salt: str | None) -> int | None:
         if not process.running.alive or process.frozen:
@@ -261,11 +268,14 @@ class AttachedFleet(MockProcessFleet):
 
     async def do(self, action: act.Action) -> None:
         """A worker that is struck is known by the life that it then had."""
+        played = self._cast.plays(action)
+        if played is None:
+            return
         for worker in (await self._front.view("", 0.0)).workers:
             process = self._processes.by_name.get(worker.name)
             if process is not None and process.running.alive and worker.life is not None:
                 process.running.incarnation = worker.life  # type: ignore[misc]
-        await super().do(action)
+        await super().do(played)
 
     async def settle(self, step: Settle) -> None:
         """Until all are used, and those that were ended in another life than the one they had."""

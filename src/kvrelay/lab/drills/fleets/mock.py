@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.lab.drills import actions as act
-from kvrelay.lab.drills.drill import Drill, Look, Send, Settle, Turn, WorkerPlan
+from kvrelay.lab.drills.drill import Drill, Look, Send, Settle, StorePlan, Turn, WorkerPlan
 from kvrelay.lab.drills.fleets.base import CannotDo
 from kvrelay.lab.drills.fleets.client import Seen, complete
 from kvrelay.lab.drills.fleets.front import Front
@@ -59,7 +59,7 @@ class MockProcessFleet:
         self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         try:
             if self._setup.store is not None:
-                self._processes.store = SharedStore(self._setup.store, folder)
+                self._processes.store = self._shared_store(self._setup.store, folder)
                 await self._processes.store.start()
             await self._processes.add(self._setup.workers)
             self._note_lives()
@@ -69,6 +69,9 @@ class MockProcessFleet:
             raise
         self._began_s = time.monotonic()
         return self
+
+    def _shared_store(self, plan: StorePlan, folder: Path) -> SharedStore:
+        return SharedStore(plan, folder)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -54,6 +55,8 @@ class OurGateway:
         self._setup, self._folder = setup, folder
         self._http = aiohttp.ClientSession()
         self._admin = AdminPort(self._http, "")
+        for left in ("receipts.jsonl", "epochs.json"):  # by the same drill, into the same folder
+            (folder / left).unlink(missing_ok=True)
         config = gateway_config(setup, processes, folder, interval_s=INTERVAL_S)
         (folder / "gateway.toml").write_text(config)
         await self._begin()
@@ -89,6 +92,8 @@ class OurGateway:
         match action:
             case act.SetPolicy():
                 await self._admin.call("PUT", "/admin/policy", {"policy": action.policy})
+            case act.Rollback():
+                await self._roll_back()
             case act.CloseSession():
                 await self._admin.call("DELETE", f"/admin/sessions/{action.session}")
             case act.Rotate():
@@ -103,9 +108,21 @@ class OurGateway:
             case _:
                 raise CannotDo(f"the gateway cannot be told to `{action}`")
 
+    async def _roll_back(self) -> None:
+        """The command itself, as an operator would run it."""
+        command = [sys.executable, "-m", "kvrelay.cli.main", "rollback", "--router", self._admin.url]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+        _, said = await process.communicate()
+        if process.returncode:
+            raise CannotDo(
+                f"`kvrelay rollback` ended with {process.returncode}: {said.decode(errors='replace').strip()}"
+            )
+
     async def add(self, name: str, process: Process) -> None:
         events, replay = process.events.events, process.events.replay
         members = {"name": name, "url": process.url, "events": events, "replay": replay, "adapter": process.adapter}
+        members |= {"kv_report": process.kv_report} if process.kv_report else {}
         await self._admin.call("POST", "/admin/workers", members)
 
     async def remove(self, name: str) -> None:

@@ -28,6 +28,7 @@ class Process:
         self.plan = plan
         self.frozen = False
         self.adapter = "mock"
+        self.kv_report = ""  # where its KV connector answers, if not at its own port
 
     @property
     def url(self) -> str:
@@ -130,5 +131,6 @@ def gateway_config(setup: Setup, processes: Processes, folder: Path, *, interval
     for name, process in processes.by_name.items():
         lines += ["[[workers]]", f'name = "{name}"', f'url = "{process.url}"', f'adapter = "{process.adapter}"']
         lines += [f'events = "{process.events.events}"', f'replay = "{process.events.replay}"']
+        lines += [f'kv_report = "{process.kv_report}"'] if process.kv_report else []
         lines += [f"max_active_requests = {process.plan.max_active_requests}"]
     return "\n".join(lines) + "\n"

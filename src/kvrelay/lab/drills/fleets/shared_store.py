@@ -49,14 +49,18 @@ class _SlowlyRead(SpoiltStore):
 class SharedStore:
     """Valid between `start` and `stop`."""
 
-    def __init__(self, plan: StorePlan, folder: Path) -> None:
+    def __init__(self, plan: StorePlan, folder: Path, *, listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+        """`listen`: where workers that are there already look for it."""
+        self._listen_host, self._listen_port = listen
         self.content: SpoiltStore = _SlowlyRead()
         self._plan = plan
         self._folder = folder
 
     async def start(self) -> None:
         self._server = StoreServer(self.content)
-        self.network = TcpProxy("127.0.0.1", self._server.port)
+        self.network = TcpProxy(
+            "127.0.0.1", self._server.port, listen_host=self._listen_host, listen_port=self._listen_port
+        )
         await self.network.__aenter__()
 
     async def stop(self) -> None:

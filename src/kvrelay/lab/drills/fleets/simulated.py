@@ -290,6 +290,10 @@ class SimulatedFleet:
                 world.agenda.jump(action.seconds)
             case act.SetPolicy():
                 world.feed(PolicyChanged(action.policy))
+            case act.Rollback():
+                world.feed(PolicyChanged("round_robin"))
+                if self._store is not None:
+                    self._store.leave_alone()
             case act.CloseSession():
                 world.feed(SessionClosed(action.session))
             case act.Rotate():

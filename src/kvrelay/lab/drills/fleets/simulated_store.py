@@ -38,3 +38,8 @@ class SimulatedStore:
                 self.content.wipe()
             case act.CountReads():
                 self.content.begin_counting()
+
+    def leave_alone(self) -> None:
+        """By every worker, as it runs now."""
+        for connection in self.tiers.connections.values():
+            connection.store.shares = False

@@ -58,6 +58,7 @@ class SpoiltStore(Wrapped):
         return {
             "objects": sum(1 for _ in self.inner.scan(deadline_s=SCAN_DEADLINE_S)),
             "most_reads_at_once": self.most_reads_at_once,
+            "reads": sum(self.reads.values()),
             "most_reads_of_one": max(self.reads.values(), default=0),
         }
 

@@ -26,13 +26,15 @@ class FakeStore:
         self.there: set[bytes] = set()
         self.slow_s = 0.0
         self.worthwhile = True
+        self.owed = False
         self.prefills: list[int] = []
         self.fetches: list[Mapping[str, int]] = []
 
     def lookup(self, namespace: Namespace, keys: Sequence[bytes], shape: ChunkShape) -> Found:
         time.sleep(self.slow_s)
         leading = next((i for i, key in enumerate(keys) if key not in self.there), len(keys))
-        return Found(leading, places=((0,),) * leading, worthwhile=self.worthwhile, fetch_ms=1.0, recompute_ms=2.0)
+        places = ((0,),) * leading
+        return Found(leading, self.worthwhile, fetch_ms=1.0, recompute_ms=2.0, places=places, owed=self.owed)
 
     def fetch(
         self,

@@ -11,6 +11,7 @@ from kvrelay.edge.connectors.vllm.kv.chain import Chain
 from kvrelay.edge.connectors.vllm.kv.orders import StepReports
 from kvrelay.edge.connectors.vllm.kv.records import Records
 from kvrelay.edge.connectors.vllm.kv.scheduler import Scheduled, Unidentified
+from kvrelay.edge.connectors.vllm.kv.switch import Switch
 from tests.edge.connectors.vllm.kv.engine import (
     BLOCK,
     CHUNK,
@@ -269,3 +270,60 @@ def test_prefill_and_fetches_teach_the_break_even() -> None:
     for computed, new in ((0, 16), (16, 14), (30, 1), (31, 1)):
         step(connector, asked, computed=computed, new=new)
     assert store.prefills == [30]
+
+
+def test_what_another_request_is_loading_is_waited_for_and_not_read_twice() -> None:
+    store = FakeStore()
+    stored(store, 30, 3)
+    connector = half(store)
+    first, second = request(30), request(30, name="cmpl-s-0-0123abcd")
+    schedule(connector, first, external=matched(connector, first))
+    assert matched(connector, request(30, name="cmpl-t-0-0123abcd", salt="other")) == 0, (
+        "another salt is another prompt"
+    )
+    connector.arrived(second)
+    connector._tracked[second.request_id].lookup.result()  # type: ignore[union-attr]
+    assert [connector.matched(second, 0) for _ in range(3)] == [None] * 3
+    report(connector, first, 3)
+    assert connector.matched(second, 24) == 0, "by now the engine itself has it"
+
+
+def test_what_another_request_could_not_load_is_tried_by_the_next() -> None:
+    store = FakeStore()
+    stored(store, 30, 3)
+    connector = half(store)
+    first, second = request(30), request(30, name="cmpl-s-0-0123abcd")
+    schedule(connector, first, external=matched(connector, first))
+    report(connector, first, 0, "timeout")
+    assert matched(connector, second) == 24
+
+
+@pytest.mark.covers("DR-09")
+def test_by_the_policy_fail_a_store_that_does_not_answer_is_an_error_and_no_miss() -> None:
+    """The engine ends a request whose load failed; so one has to be tried, even of what nobody can have promised."""
+    store = FakeStore()
+    store.owed = True
+    connector, asked = half(store), request(30)
+    external = matched(connector, asked)
+    assert external == 24
+    (load,) = schedule(connector, asked, external=external)
+    assert [chunk.places for chunk in load.chunks] == [()] * 3
+    report(connector, asked, 0, "absent")
+    assert matched(connector, asked) == 0
+
+
+def test_an_operators_switch_stops_loads_and_saves_at_once() -> None:
+    store, switch = FakeStore(), Switch()
+    stored(store, 30, 2)
+    connector, asked = half(store, switch=switch), request(30)
+    assert matched(connector, asked) == 16
+    switch.throw(False)
+    assert matched(connector, asked) == 0, "what was looked up before is not loaded after"
+    schedule(connector, asked)
+    assert step(connector, asked, computed=0, new=30) == []
+    record = connector.finished(asked)
+    assert record is not None and (record.outcome, record.reason) == ("none", "switched_off")
+    later = request(30, name="cmpl-later-0-0123abcd")
+    assert matched(connector, later) == 0
+    switch.throw(True)
+    assert matched(connector, request(30, name="cmpl-again-0-0123abcd")) == 16

@@ -6,8 +6,10 @@ Streamed answers carry no KV parameters, so this is where a gateway learns the o
     GET /stats                               counters since the start
     GET /contract                            the contract, or why there is none
     GET /settings                            the engine's policy for failed loads, and the versions that work together
+    GET /sharing, PUT /sharing {"on": false} whether KV is loaded and saved; off: neither, from now on
 
-It answers on loopback only. Nothing in it quotes a prompt, a salt or a key.
+It answers on loopback only, and no web page: browsers say where a request comes from. Nothing in it quotes a prompt, a
+salt or a key.
 """
 
 from __future__ import annotations
@@ -23,8 +25,16 @@ import msgspec
 
 from kvrelay.edge.connectors.vllm.kv.records import Records
 from kvrelay.edge.connectors.vllm.kv.settings import SettingsError
+from kvrelay.edge.connectors.vllm.kv.switch import Switch
 
 IDLE_S = 30.0
+MAX_ORDER_BYTES = 1024
+
+
+class Order(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of PUT /sharing."""
+
+    on: bool
 
 
 class Stands(Protocol):
@@ -34,10 +44,13 @@ class Stands(Protocol):
 
 
 class ReportServer:
-    def __init__(self, address: str, records: Records, standing: Stands, *, settings: Mapping[str, object]) -> None:
+    def __init__(
+        self, address: str, records: Records, standing: Stands, switch: Switch, *, settings: Mapping[str, object]
+    ) -> None:
         """Raises SettingsError."""
         host, port = _loopback(address)
-        handler = type("Handler", (_Handler,), {"records": records, "standing": standing, "settings": settings})
+        told = {"records": records, "standing": standing, "settings": settings}
+        handler = type("Handler", (_Handler,), {**told, "switch": switch})
         try:
             self._server = ThreadingHTTPServer((host, port), handler)
         except OSError as fault:
@@ -60,11 +73,40 @@ class _Handler(BaseHTTPRequestHandler):
     records: Records
     standing: Stands
     settings: Mapping[str, object]
+    switch: Switch
 
     def do_GET(self) -> None:
         answer = self._answer(urllib.parse.unquote(self.path.partition("?")[0]))
-        body = msgspec.json.encode({"error": "not found"} if answer is None else answer)
-        self.send_response(404 if answer is None else 200)
+        if answer is None:
+            self._respond(404, {"error": "not found"})
+        else:
+            self._respond(200, answer)
+
+    def do_PUT(self) -> None:
+        order = self._order()
+        if "Origin" in self.headers:
+            self._respond(403, {"error": "requests from web pages are not answered"})
+        elif self.path != "/sharing":
+            self._respond(404, {"error": "not found"})
+        elif order is None:
+            self._respond(400, {"error": 'expected {"on": true} or {"on": false}'})
+        else:
+            self.switch.throw(order.on)
+            self._respond(200, {"on": self.switch.on})
+
+    def _order(self) -> Order | None:
+        length = self.headers.get("content-length", "")
+        if not length.isdecimal() or int(length) > MAX_ORDER_BYTES:
+            self.close_connection = True  # what was not read is not the next request
+            return None
+        try:
+            return msgspec.json.decode(self.rfile.read(int(length)), type=Order)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def _respond(self, status: int, answer: object) -> None:
+        body = msgspec.json.encode(answer)
+        self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -80,6 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.standing.told_in_full()
         if path == "/settings":
             return self.settings
+        if path == "/sharing":
+            return {"on": self.switch.on}
         return None
 
     def log_message(self, format: str, *args: object) -> None:

@@ -24,6 +24,7 @@ from kvrelay.edge.connectors.vllm.kv.orders import HIT, ChunkLoad, Load, Save, S
 from kvrelay.edge.connectors.vllm.kv.records import LoadRecord, Records
 from kvrelay.edge.connectors.vllm.kv.request import Lookup, Tracked
 from kvrelay.edge.connectors.vllm.kv.store import ChunkStore
+from kvrelay.edge.connectors.vllm.kv.switch import Switch
 from kvrelay.edge.stores.tiered import ChunkShape
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ REMEMBERED_KEYS = 65_536
 LOOKUP_THREADS = 2
 SAVE_AGAIN_AFTER_S = 30.0
 PATIENCE_WITH_SAVES_S = 30.0
+PATIENCE_WITH_LOADS_S = 10.0
+SWITCHED_OFF = "switched_off"
 
 
 class Geometry(Struct, frozen=True):
@@ -79,6 +82,7 @@ class SchedulerHalf:
         records: Records,
         lookup_deadline_ms: float,
         save_generated: bool,
+        switch: Switch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`namespace_of(salt, adapter_path)` may take its time; raises Unidentified."""
@@ -90,12 +94,14 @@ class SchedulerHalf:
         self._records = records
         self._deadline_s = lookup_deadline_ms / 1000
         self._save_generated = save_generated
+        self._switch = switch or Switch()
         self._clock = clock
         self._threads = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="kvrelay-lookup")
         self._tracked: dict[str, Tracked] = {}
         self._gone: dict[str, Tracked] = {}  # over, while their load is still under way
         self._saved: OrderedDict[bytes, float] = OrderedDict()  # when
         self._loads: list[Load] = []
+        self._coming: dict[bytes, float] = {}  # chunks that are being loaded, and since when
         self._saving = 0  # chunks that were ordered to be saved and whose end was not told yet, over all ranks
         self._saving_since = 0.0
 
@@ -117,7 +123,8 @@ class SchedulerHalf:
             return 0
         lookup = tracked.looked_up()
         if lookup is not None:
-            return self._plan(tracked, lookup, local_tokens)
+            planned = self._plan(tracked, lookup, local_tokens)
+            return None if planned and self._comes_anyhow(tracked, lookup, local_tokens) else planned
         now = self._clock()
         tracked.asked_at = now if tracked.asked_at is None else tracked.asked_at
         if now - tracked.asked_at < self._deadline_s:
@@ -129,15 +136,29 @@ class SchedulerHalf:
         if lookup.found is None:
             tracked.reason = lookup.reason
             return 0
+        if not self._switch.on:
+            tracked.reason = SWITCHED_OFF
+            return 0
         size = self._geometry.block_size_tokens
         usable = (tracked.request.num_tokens - 1) // size * size  # the last token is always computed
-        there = min(lookup.found.chunks * self._geometry.chunk_tokens, usable)
+        chunk_tokens = self._geometry.chunk_tokens
+        # What may be there must be tried where failing to load it is an error: the engine then ends the request.
+        chunks = tracked.request.num_tokens // chunk_tokens if lookup.found.owed else lookup.found.chunks
+        there = min(chunks * chunk_tokens, usable)
         tracked.reason = None
         if there <= local_tokens:
-            tracked.reason = "absent" if lookup.found.chunks == 0 else "already_local"
+            tracked.reason = "absent" if chunks == 0 else "already_local"
         elif not lookup.found.worthwhile:
             tracked.reason = "slower_than_recompute"
         return 0 if tracked.reason is not None else there - local_tokens
+
+    def _comes_anyhow(self, tracked: Tracked, lookup: Lookup, local_tokens: int) -> bool:
+        """Whether another request is loading what this one lacks first. It will find it in the engine's own cache then;
+        a burst with one prefix reads it once."""
+        assert lookup.chain is not None
+        first = local_tokens // self._geometry.chunk_tokens
+        began = self._coming.get(lookup.chain.keys(tracked.token_ids, first + 1)[first])
+        return began is not None and time.monotonic() - began < PATIENCE_WITH_LOADS_S
 
     def _look_up(self, tracked: Tracked, prompt: list[int]) -> Lookup:
         try:
@@ -156,6 +177,8 @@ class SchedulerHalf:
         keys = chain.keys(prompt, len(prompt) // self._geometry.chunk_tokens)
         if not self._may_load:
             return Lookup(chain, reason="role")
+        if not self._switch.on:
+            return Lookup(chain, reason=SWITCHED_OFF)
         if not keys:
             return Lookup(chain, reason="shorter_than_a_chunk")
         # What the first rank holds is a hint for all of them; each finds out for itself.
@@ -184,11 +207,13 @@ class SchedulerHalf:
         for chunk in range(first_chunk, last_chunk):
             blocks = range(chunk * per_chunk, (chunk + 1) * per_chunk)
             ids = tuple(tracked.block_ids[i] if first <= i < last else None for i in blocks)
-            first_token, places = chunk * self._geometry.chunk_tokens, lookup.found.places[chunk]
+            first_token = chunk * self._geometry.chunk_tokens
+            places = lookup.found.places[chunk] if chunk < lookup.found.chunks else ()
             chunks.append(ChunkLoad(keys[chunk], first_token, ids, places))
         tracked.saved_chunks = max(tracked.saved_chunks, last // per_chunk)
         load = Load(tracked.request.request_id, lookup.chain.namespace, tuple(chunks), time.monotonic())
         tracked.load = load
+        self._coming.update((chunk.key, load.ordered_s) for chunk in chunks)
         return load
 
     def orders(self, step: Iterable[Scheduled]) -> StepOrders:
@@ -213,7 +238,7 @@ class SchedulerHalf:
             else:
                 tracked.block_ids += scheduled.block_ids
             self._time_prefill(tracked, scheduled)
-            if self._may_save:
+            if self._may_save and self._switch.on:
                 saves += self._due(tracked, scheduled.computed_tokens + scheduled.new_tokens)
         if saves:
             self._saving += len(saves)
@@ -275,6 +300,9 @@ class SchedulerHalf:
             if tracked is None:
                 continue
             tracked.reports.append(report)
+            assert tracked.load is not None
+            for chunk in tracked.load.chunks:
+                self._coming.pop(chunk.key, None)
             self._store.observe_fetch(report.bytes_by_tier, report.ms_by_tier)
             if report.outcome != HIT:
                 self._load_failed(tracked, report.outcome)

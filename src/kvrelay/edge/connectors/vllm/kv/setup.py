@@ -22,6 +22,7 @@ from kvrelay.edge.connectors.vllm.kv.settings import Epochs, Settings, SettingsE
 from kvrelay.edge.connectors.vllm.kv.staging import Staging
 from kvrelay.edge.connectors.vllm.kv.standing import Standing
 from kvrelay.edge.connectors.vllm.kv.store import open_store
+from kvrelay.edge.connectors.vllm.kv.switch import Switch
 from kvrelay.edge.connectors.vllm.kv.worker import WorkerHalf
 from kvrelay.edge.stores.tiered import ChunkShape
 
@@ -108,6 +109,7 @@ def scheduler_side(config: Any, kv_cache_config: Any, settings: Settings) -> Sch
         adapter_digest=lambda path: adapter_digest(path, digests),
         compare=ContractRegister(store, tenant=settings.tenant, secret=secret).join,
     )
+    switch = Switch()
     half = SchedulerHalf(
         geometry=Geometry(block_size, blocks, blocks * block_bytes, config.parallel_config.world_size),
         loads=transfer.is_kv_consumer,
@@ -117,11 +119,14 @@ def scheduler_side(config: Any, kv_cache_config: Any, settings: Settings) -> Sch
         records=records,
         lookup_deadline_ms=settings.lookup_deadline_ms,
         save_generated=settings.save_generated,
+        switch=switch,
     )
     if transfer.kv_load_failure_policy == "fail":
         log.warning("kv_load_failure_policy is `fail`, the engine's default: KV that cannot be loaded ends its request")
     about = {"load_failure_policy": transfer.kv_load_failure_policy, "versions": installed_versions()}
-    report = None if settings.report is None else ReportServer(settings.report, records, standing, settings=about)
+    report = (
+        None if settings.report is None else ReportServer(settings.report, records, standing, switch, settings=about)
+    )
     return SchedulerSide(half, standing, records, report)
 
 

@@ -31,6 +31,7 @@ class Found(Struct, frozen=True):
     fetch_ms: float | None = None  # predicted
     recompute_ms: float | None = None  # predicted
     places: tuple[Places, ...] = ()  # of each of these chunks
+    owed: bool = False  # a tier did not answer, and by the failure policy that is an error and no miss
 
 
 class Fetched(Struct, frozen=True):
@@ -80,7 +81,8 @@ def open_store(settings: Settings) -> SharedTiers:
     """Raises SettingsError. A server that is not there now stops nobody's start."""
     try:
         section, source = _section(settings)
-        return SharedTiers(TieredStore.open(StoreConfig.from_mapping(section, source=source)))
+        config = StoreConfig.from_mapping(section, source=source)
+        return SharedTiers(TieredStore.open(config), fails=config.failure_policy == "fail")
     except (StoreConfigError, KeyRingError) as fault:
         raise SettingsError(str(fault)) from fault
 
@@ -108,8 +110,10 @@ def _section(settings: Settings) -> tuple[Mapping[str, Any], str]:
 class SharedTiers:
     """The tiered store, for chunks of one shape."""
 
-    def __init__(self, store: TieredStore) -> None:
+    def __init__(self, store: TieredStore, *, fails: bool = False) -> None:
+        """`fails`: the failure policy is `fail`."""
         self._store = store
+        self._fails = fails
 
     def lookup(self, namespace: Namespace, keys: Sequence[bytes], shape: ChunkShape) -> Found:
         plan = self._store.lookup(namespace, keys, shape)
@@ -120,6 +124,7 @@ class SharedTiers:
             fetch_ms=plan.predicted_fetch_ms,
             recompute_ms=plan.predicted_recompute_ms,
             places=plan.places,
+            owed=self._fails and bool(plan.unasked),
         )
 
     def fetch(
