@@ -67,3 +67,33 @@ def test_a_cold_block_that_hit_something_is_a_complaint() -> None:
         "cold-1          caches emptied                 12       0     0.5%         40.0     60.0",
         "warm-1          caches kept                    12       2  unknown         40.0     60.0",
     ]
+
+
+@pytest.mark.covers("TR-02", "TR-11")
+def test_arms_with_tiers_hit_after_a_restart_begin_empty_and_leave_nothing_behind(tmp_path: Path) -> None:
+    arms = tmp_path / "arms.toml"
+    kv = tmp_path / "kv"
+    arms.write_text(
+        '[[contender]]\nname = "gpu+remote"\nset = { "gateway.policy" = "cache_load" }\n'
+        f'store = {{ tiers = [ {{ url = "file://{kv}" }} ] }}\n'
+    )
+    arguments = ["replay", "preset:cold_warm_restart", "--arms", str(arms), "--workers", "1", "--json"]
+
+    result = CliRunner().invoke(
+        app, [*arguments, "--speed", "40", "--max-output-tokens", "1", "--out", str(tmp_path / "out")]
+    )
+
+    assert result.exit_code == 0, result.stderr
+    (blocks,) = json.loads(result.stdout)["policies"].values()
+    shares = {block["name"]: block["hit_share"] for block in blocks}
+    assert shares["cold-1"] == shares["cold-2"] == 0.0
+    assert min(shares["restart-1"], shares["restart-2"]) > 0.5  # of which an arm without tiers hits nothing
+    assert not [file for file in (kv / "objects").rglob("*") if file.is_file()]
+
+
+def test_hits_after_a_restart_are_a_complaint_only_without_tiers() -> None:
+    found = {"a": [block("restart-1", "restart", cached=64)], "b": [block("restart-1", "restart", cached=64)]}
+
+    assert words.complaints(found, with_tiers=["b"]) == [
+        "a, restart-1: 64 tokens were hit although workers started again before it"
+    ]

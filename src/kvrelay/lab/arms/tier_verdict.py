@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from kvrelay.core.gates.evidence import Evidence, Registration, hardware_of
 from kvrelay.core.gates.judge import Verdict, judge
-from kvrelay.core.gates.tier import DECISIONS, Decision, tier_gates
+from kvrelay.core.gates.tier import DECISIONS, Decision, tier_gates, with_tail
 from kvrelay.lab.arms.arm_store import media
 from kvrelay.lab.arms.contender import factor_of, plain_key, read_flat
 from kvrelay.lab.arms.judged import evidence_of, figures_of
@@ -60,7 +60,7 @@ def tier_verdict(baseline: Side, candidate: Side) -> TierVerdict:
     arms = candidate.run.measured.arms_of(candidate.name)
     gates = tier_gates(candidate=candidate.label, baseline=baseline.label)
     seed = candidate.run.measured.manifest.stated.plan.seed
-    compared = compare_policies(base_arms, arms, rows, gates.edges, seed=seed).compared
+    compared = with_tail(compare_policies(base_arms, arms, rows, gates.edges, seed=seed).compared)
     figures = {
         side.label: figures_of(
             side.run.measured.results[side.name],
