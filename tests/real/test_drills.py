@@ -15,7 +15,8 @@ from kvrelay.lab.drills.fleets.staging_file import read_fleet
 from kvrelay.lab.drills.fuzz.play import play
 from kvrelay.lab.drills.fuzz.schedule import schedule_of
 from kvrelay.lab.drills.run import run_drill
-from tests.lab.drills.mutants import FUZZ, MUTANTS, RARE, RARE_SEED, Mutant
+from tests.lab.drills.mutants import MUTANTS, RARE, RARE_SEED
+from tests.lab.drills.planting import FUZZ, Mutant
 from tests.lab.drills.test_mutants import SEARCHED
 
 pytestmark = pytest.mark.real

@@ -181,7 +181,7 @@ def fuzz(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where failing schedules are kept.")] = Path("kvrelay-fuzz"),
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")] = False,
 ) -> None:
-    """Whole fleets under virtual time: gateway, workers, events, clients, and faults at random.
+    """Whole fleets under virtual time: gateway, workers, stores, events, clients, and faults at random.
 
     Invariants are looked at after every step. Whatever fails is shrunk to a small schedule, kept, and can be replayed.
     Exit 0: everything held; 1: something did not.
@@ -190,6 +190,7 @@ def fuzz(
     from kvrelay.lab.drills.fuzz.campaign import fuzz as campaign
     from kvrelay.lab.drills.fuzz.campaign import keep
 
+    _need_stores()
     if replay is not None:
         _replay(replay, json=json)
     messages.say(words.fuzzing(first_seed, seeds, jobs))
@@ -212,6 +213,16 @@ def fuzz(
     elif not found:
         sys.stdout.write(words.nothing_found(done, seconds) + "\n")
     raise SystemExit(1 if found else 0)
+
+
+def _need_stores() -> None:
+    """Many of the fleets share one."""
+    from kvrelay.edge.stores.extras import MissingExtra, need
+
+    try:
+        need("xxhash", extra="store", purpose="a fuzzed fleet that shares a store")
+    except MissingExtra as missing:
+        messages.fail(f"error: {missing}")
 
 
 def _cpu_s() -> float:

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from kvrelay.core.tiers.outcome import Outcome
+from kvrelay.edge.stores.config import StoreConfig
 from kvrelay.edge.stores.file import FileStore
 from kvrelay.edge.stores.memory import MemoryStore
 from kvrelay.edge.stores.store import NoSpace
-from kvrelay.edge.stores.wrappers import Metered
+from kvrelay.edge.stores.tiered import TieredStore
+from kvrelay.edge.stores.wrappers import Faulty, Metered
 from tests.edge.stores.test_outages import KEYS, NAMESPACE, SHAPE, Remote, keep_all, load, open_over, payload, until
 
 OBJECT_BYTES = SHAPE.payload_bytes + 512
@@ -63,6 +65,24 @@ def test_evicted_to_the_tier_below_and_promoted_again_bit_for_bit() -> None:
     assert load(store, KEYS[:1]).ready  # the bytes are compared there
     until(lambda: 0 in stored(near), within_s=5)
     assert load(store, KEYS[:1]).bytes_by_tier["far"] == 0
+    store.close()
+
+
+def test_a_copy_of_which_the_tier_below_keeps_a_part_only_is_not_announced() -> None:
+    """Seed 75 of the fuzz: writes were asked back for their size, copies between tiers were not."""
+    near, below = MemoryStore(), Remote()
+    announced: list[tuple[str, bytes]] = []
+    tiers = [{**TWO_TIERS["near"], "bytes": 2 * OBJECT_BYTES}, {**TWO_TIERS["far"], "write": "back"}]
+    config = StoreConfig.from_mapping({"tiers": tiers}, source="test")
+    store = TieredStore(
+        config,
+        stores=[near, Faulty(below, break_writes="silent")],
+        announce=lambda tier, key, stored_bytes: announced.append((tier, key)),
+    )
+    keep_all(store)
+    copied = [{"tier": store.config.tier_names()[1], "op": "copy", "outcome": "partial", "count": 4}]
+    until(lambda: [op for op in store.report()["ops"] if op["op"] == "copy"] == copied, within_s=5)
+    assert {tier for tier, _ in announced} == {"near"} and stored(below) == set()
     store.close()
 
 

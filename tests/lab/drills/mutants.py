@@ -7,11 +7,12 @@ nobody here finds would not be found in a change either.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
-import pytest
+from tests.lab.drills.planting import Mutant, always, replacing
+from tests.lab.drills.store_mutants import STORE_MUTANTS
 
 from kvrelay.core.index.in_flight import InFlight
 from kvrelay.core.index.residency import Applied, Residency
@@ -29,27 +30,6 @@ from kvrelay.core.routing.health import Health
 from kvrelay.core.routing.keeper import Keeper
 from kvrelay.core.routing.retry import Retry
 from kvrelay.core.routing.router import Router
-
-Plant = Callable[[pytest.MonkeyPatch], None]
-FUZZ = "fuzz"
-
-
-class Mutant(NamedTuple):
-    """`caught_by`: `fuzz`, or the name of a drill."""
-
-    name: str
-    plant: Plant
-    caught_by: str = FUZZ
-
-
-def _replacing(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
-    """`make` gets what is there and answers what takes its place."""
-    return lambda patch: patch.setattr(owner, name, make(getattr(owner, name)))
-
-
-def _always(answer: Any) -> Callable[[Any], Any]:
-    return lambda right: lambda *args, **more: answer
-
 
 # --- what lies where -------------------------------------------------------------------------------------------------
 
@@ -206,47 +186,46 @@ def _rounds_otherwise(right: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("a dead worker's blocks are kept", _replacing(Residency, "drop_holder", _keeps_blocks)),
-    Mutant("events are applied before the missing ones are replayed", _replacing(Sequence, "offer", _takes_all)),
-    Mutant("an event that comes twice counts twice", _replacing(Sequence, "offer", _takes_twice)),
-    Mutant("what cannot be replayed is forgotten", _replacing(Sequence, "_lose_until", _skips_silently)),
-    Mutant("events of a former life count", _replacing(FleetView, "target", _any_life)),
-    Mutant("removed blocks stay", _replacing(Residency, "_remove", _always(Applied()))),
-    Mutant("a cleared cache stays", _replacing(Residency, "_clear", _always(Applied()))),
-    Mutant("a reset through us is not noted", _replacing(Keeper, "reset", _no_reset)),
-    Mutant("the salt of stored blocks is ignored", _replacing(Residency, "_store", _without("salt"))),
-    Mutant("the adapter of stored blocks is ignored", _replacing(Residency, "_store", _without("adapter"))),
-    Mutant("prompts in flight are never let go", _replacing(InFlight, "discard", _always(None))),
-    Mutant("load leaks when clients leave", _replacing(Router, "_client_left", _leaks_on_abort)),
-    Mutant("load is never taken back", _replacing(Ledger, "settle", _always(False))),
-    Mutant("two receipts for one request", _replacing(Router, "_finished", _twice)),
-    Mutant("no receipt for who is refused", _replacing(Router, "_refuse", _no_receipt)),
-    Mutant("sent again after the first byte", _replacing(Router, "_failed", _again_after_first_byte)),
-    Mutant("one attempt too many", _replacing(Retry, "hindrance", _one_more)),
-    Mutant("retried where it failed", _replacing(FleetView, "candidates", _forgets_who_was_tried)),
-    Mutant("a worker that was down stays down", _replacing(Health, "probed", _never_up_again)),
-    Mutant("a suspended worker stays suspended", _replacing(Health, "_wait", _for_ever)),
-    Mutant("drained workers go on", _replacing(fleet_module.Worker, "leaving", lambda right: False)),
-    Mutant("the epoch is written down and not used", _replacing(Epochs, "salted", lambda right: lambda s, t, tag: t)),
-    Mutant("the epoch is ignored", _replacing(Epochs, "tag", _always("0")), "rotation-template"),
-    Mutant("old workers are not retired", _replacing(Epochs, "outdated", _always(())), "rotation-revision"),
-    Mutant("a closed session goes on", _replacing(Affinity, "close", _closes_nothing)),
-    Mutant(
-        "a session's end is rounded another way than its timer", _replacing(Affinity, "_expired", _rounds_otherwise)
-    ),
-    Mutant("orphans have no bound", _replacing(Residency, "__init__", _without_bound)),
-    Mutant("who waits for a place waits without end", _replacing(AdmissionQueue, "__init__", _waits_for_ever)),
-    Mutant("timers are never asked for", _replacing(Router, "_wake_by", _always(()))),
-    Mutant("a full worker is taken for a dead one", _replacing(health, "_SAYS_NOTHING", _without_back_pressure)),
-    Mutant("who was slow is never tried again", _replacing(Ledger, "forget_old_rate", _always(None)), "slow-network"),
-    Mutant("lost tails are not looked for", _replacing(Keeper, "compare", _always(())), "gap-tail"),
-    Mutant("the replay is not asked for", _replacing(Sequence, "_ask", _always(())), "gap-inner"),
+    Mutant("a dead worker's blocks are kept", replacing(Residency, "drop_holder", _keeps_blocks)),
+    Mutant("events are applied before the missing ones are replayed", replacing(Sequence, "offer", _takes_all)),
+    Mutant("an event that comes twice counts twice", replacing(Sequence, "offer", _takes_twice)),
+    Mutant("what cannot be replayed is forgotten", replacing(Sequence, "_lose_until", _skips_silently)),
+    Mutant("events of a former life count", replacing(FleetView, "target", _any_life)),
+    Mutant("removed blocks stay", replacing(Residency, "_remove", always(Applied()))),
+    Mutant("a cleared cache stays", replacing(Residency, "_clear", always(Applied()))),
+    Mutant("a reset through us is not noted", replacing(Keeper, "reset", _no_reset)),
+    Mutant("the salt of stored blocks is ignored", replacing(Residency, "_store", _without("salt"))),
+    Mutant("the adapter of stored blocks is ignored", replacing(Residency, "_store", _without("adapter"))),
+    Mutant("prompts in flight are never let go", replacing(InFlight, "discard", always(None))),
+    Mutant("load leaks when clients leave", replacing(Router, "_client_left", _leaks_on_abort)),
+    Mutant("load is never taken back", replacing(Ledger, "settle", always(False))),
+    Mutant("two receipts for one request", replacing(Router, "_finished", _twice)),
+    Mutant("no receipt for who is refused", replacing(Router, "_refuse", _no_receipt)),
+    Mutant("sent again after the first byte", replacing(Router, "_failed", _again_after_first_byte)),
+    Mutant("one attempt too many", replacing(Retry, "hindrance", _one_more)),
+    Mutant("retried where it failed", replacing(FleetView, "candidates", _forgets_who_was_tried)),
+    Mutant("a worker that was down stays down", replacing(Health, "probed", _never_up_again)),
+    Mutant("a suspended worker stays suspended", replacing(Health, "_wait", _for_ever)),
+    Mutant("drained workers go on", replacing(fleet_module.Worker, "leaving", lambda right: False)),
+    Mutant("the epoch is written down and not used", replacing(Epochs, "salted", lambda right: lambda s, t, tag: t)),
+    Mutant("the epoch is ignored", replacing(Epochs, "tag", always("0")), "rotation-template"),
+    Mutant("old workers are not retired", replacing(Epochs, "outdated", always(())), "rotation-revision"),
+    Mutant("a closed session goes on", replacing(Affinity, "close", _closes_nothing)),
+    Mutant("a session's end is rounded another way than its timer", replacing(Affinity, "_expired", _rounds_otherwise)),
+    Mutant("orphans have no bound", replacing(Residency, "__init__", _without_bound)),
+    Mutant("who waits for a place waits without end", replacing(AdmissionQueue, "__init__", _waits_for_ever)),
+    Mutant("timers are never asked for", replacing(Router, "_wake_by", always(()))),
+    Mutant("a full worker is taken for a dead one", replacing(health, "_SAYS_NOTHING", _without_back_pressure)),
+    Mutant("who was slow is never tried again", replacing(Ledger, "forget_old_rate", always(None)), "slow-network"),
+    Mutant("lost tails are not looked for", replacing(Keeper, "compare", always(())), "gap-tail"),
+    Mutant("the replay is not asked for", replacing(Sequence, "_ask", always(())), "gap-inner"),
+    *STORE_MUTANTS,
 )
 
 # Shows in one of a thousand schedules: of the seeds 0 to 2499 the fuzz finds it with one, 475.
 RARE = Mutant(
     "after 59 questions in one life the missing events are not asked for any more",
-    _replacing(Sequence, "_ask", _tires_of_asking),
+    replacing(Sequence, "_ask", _tires_of_asking),
 )
 RARE_SEED = 475
 
@@ -280,4 +259,16 @@ FOUND_BY_SEED = {
     "who waits for a place waits without end": 41,
     "timers are never asked for": 0,
     "a full worker is taken for a dead one": 5,
+    "what is read from a store is not verified": 45,
+    "what is read is not compared with what was asked for": 23,
+    "stored keys leave out the tenant": 0,
+    "stored keys leave out the epoch": 9,
+    "stored keys leave out the adapter": 0,
+    "stored keys leave out the contract": 1,
+    "one object is fetched several times at once": 34,
+    "an object is announced before it was verified": 1,
+    "a chunk counts before it is complete": 0,
+    "a chunk counts that has a piece missing": 47,
+    "reads of a store have no bound": 1,
+    "a tier that was out of use stays so": 0,
 }

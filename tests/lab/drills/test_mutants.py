@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.lab.drills.mutants import FOUND_BY_SEED, FUZZ, MUTANTS, RARE, RARE_SEED, Mutant
+from tests.lab.drills.mutants import FOUND_BY_SEED, MUTANTS, RARE, RARE_SEED
+from tests.lab.drills.planting import FUZZ, Mutant
 
 from kvrelay.lab.drills.catalog import ALL
 from kvrelay.lab.drills.fleets.simulated import SimulatedFleet

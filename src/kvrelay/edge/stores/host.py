@@ -142,6 +142,11 @@ class TierHost:
         with self._lock:
             return look(self.machine)
 
+    @property
+    def under_way(self) -> int:
+        """Questions that have no answer yet."""
+        return len(self._waiting)
+
     def close(self) -> None:
         """Let running jobs end; what waits is abandoned."""
         self._alarm.stop()

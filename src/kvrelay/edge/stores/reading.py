@@ -21,7 +21,7 @@ from kvrelay.edge.stores.buffers import Lease, Scratch
 from kvrelay.edge.stores.codecs import RAW
 from kvrelay.edge.stores.keys import TAG_BYTES, KeyRing
 from kvrelay.edge.stores.object import HEAD_BYTES, Head, Owner, Verdict, check_payload, parse_head, unpack
-from kvrelay.edge.stores.store import Buffer, NoSpace, Store, StoreError, StoreTimeout
+from kvrelay.edge.stores.store import Buffer, NoSpace, Store, StoreError, StoreTimeout, WriteOutcome
 
 _MOST_KEPT = 16
 _MAX_MANIFEST = 65_536  # bytes; a manifest that claims to be larger is none
@@ -97,7 +97,8 @@ class Reader:
         return gone
 
     def transfer(self, name: bytes, target: Store, *, ttl_s: float | None, deadline_s: float) -> tuple[Outcome, int]:
-        """Copy a stored object as it is to another store, if it is sound; its stored bytes."""
+        """Copy a stored object as it is to another store, if it is sound, and see that it keeps every byte; its stored
+        bytes."""
         until_s = time.monotonic() + deadline_s
         data = self._kept.pop(name, None) or self._store.read(name, deadline_s=deadline_s)
         head = parse_head(_view(data)) if data is not None else Verdict(Outcome.MISS)
@@ -113,8 +114,12 @@ class Reader:
                 if outcome is not Outcome.STORED:
                     return Outcome.PARTIAL, 0
                 moved += size
-        target.write(name, [_view(data)], only_if_absent=True, deadline_s=_left(until_s), ttl_s=ttl_s)
-        return Outcome.STORED, moved + _view(data).nbytes
+        size = _view(data).nbytes
+        done = target.write(name, [_view(data)], only_if_absent=True, deadline_s=_left(until_s), ttl_s=ttl_s)
+        if done is WriteOutcome.WRITTEN and target.sizes([name], deadline_s=_left(until_s)) != [size]:
+            target.delete([name], deadline_s=_left(until_s))
+            return Outcome.PARTIAL, 0
+        return Outcome.STORED, moved + size
 
     def _keep(self, name: bytes, data: Buffer) -> None:
         """Few, and not for long: whoever wants them asks at once."""

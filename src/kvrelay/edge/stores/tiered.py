@@ -361,6 +361,15 @@ class TieredStore:
         assert isinstance(report, dict)
         return report
 
+    @property
+    def under_way(self) -> int:
+        """Look-ups, loads, saves and deletions that have no answer yet."""
+        return self._host.under_way
+
+    def check(self) -> None:
+        """Invariants; for tests and drills."""
+        self._host.inspect(TierMachine.check)
+
     def metrics(self) -> list[str]:
         """Lines of Prometheus text for whatever page this process has."""
         return [*counter_lines(self.report()), *self._times.lines()]

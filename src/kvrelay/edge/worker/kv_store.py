@@ -87,9 +87,9 @@ class WorkerStore:
         config = StoreConfig.from_mapping(spec.store, source="--store")
         self.failure_policy = config.failure_policy
         self.reports = LoadReports()
-        self._store = open_store(config)
+        self.tiers = open_store(config)
         self._wait = wait
-        self._store.announce_contract(self.contract, compared=self._compared)
+        self.tiers.announce_contract(self.contract, compared=self._compared)
         self._shape = ChunkShape(
             tokens=self._chunk_blocks * self._block_tokens,
             payload_bytes=self._chunk_blocks * PAYLOAD_BYTES,
@@ -126,14 +126,14 @@ class WorkerStore:
         for i in range(len(plan.keys), len(keys)):
             chunk = b"".join(payloads[i * self._chunk_blocks : (i + 1) * self._chunk_blocks])
             done: StoreOutcome = await self._wait(
-                self._store.store_async(
+                self.tiers.store_async(
                     self._namespace(request), keys[i], self._shape, [chunk], start_token=i * self._shape.tokens
                 )
             )
             self.stored_chunks += done.stored
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
-        self._store.observe_prefill(tokens, seconds * 1000)
+        self.tiers.observe_prefill(tokens, seconds * 1000)
 
     def state(self) -> dict[str, object]:
         """For tests and drills."""
@@ -143,23 +143,23 @@ class WorkerStore:
             "stored_chunks": self.stored_chunks,
             "last_load_ms": self.last.ms,
             "last_skipped_because": self.last.skipped_because,
-            **self._store.report(),
+            **self.tiers.report(),
         }
 
     def metrics(self) -> bytes:
-        return ("\n".join(self._store.metrics()) + "\n").encode()
+        return ("\n".join(self.tiers.metrics()) + "\n").encode()
 
     def close(self) -> None:
-        self._store.close()
+        self.tiers.close()
 
     async def _look_up(self, request: EngineRequest, keys: Sequence[bytes]) -> LookupPlan:
-        plan: LookupPlan = await self._wait(self._store.lookup_async(self._namespace(request), keys, self._shape))
+        plan: LookupPlan = await self._wait(self.tiers.lookup_async(self._namespace(request), keys, self._shape))
         return plan
 
     async def _fetch(self, plan: LookupPlan, request: EngineRequest) -> BlocksLoaded | None:
         buffers = [bytearray(self._shape.payload_bytes) for _ in plan.keys]
         views = [memoryview(buffer) for buffer in buffers]
-        fetched: FetchOutcome = await self._wait(self._store.fetch_async(plan, views))
+        fetched: FetchOutcome = await self._wait(self.tiers.fetch_async(plan, views))
         if fetched.failed:
             raise LoadRefused(", ".join(dict.fromkeys(outcome.value for outcome in fetched.outcomes)))
         usable = b"".join(buffers[: fetched.leading_hits])

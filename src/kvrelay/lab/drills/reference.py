@@ -38,6 +38,17 @@ def _bytes_of(text: Text) -> TokenIds:
     return np.frombuffer(text.letters().encode(), dtype=np.uint8).astype(np.uint32)
 
 
+def chain_of(token_ids: TokenIds, model: str, adapter: str | None, salt: str | None, block_tokens: int) -> list[bytes]:
+    """The payloads of all full blocks."""
+    payloads = PayloadModel(model)
+    payload, chain = payloads.root(adapter=adapter, salt=salt), []
+    tokens, block_bytes = np.ascontiguousarray(token_ids, dtype="<u4").tobytes(), block_tokens * TOKEN_BYTES
+    for at in range(0, len(tokens) // block_bytes * block_bytes, block_bytes):
+        payload = payloads.block(payload, tokens[at : at + block_bytes])
+        chain.append(payload)
+    return chain
+
+
 def text_of(
     token_ids: TokenIds, max_tokens: int, model: str, adapter: str | None, salt: str | None, block_tokens: int
 ) -> bytes:

@@ -42,7 +42,9 @@ class Place(Wrapped):
         super().__init__(inner)
         self.reach: Reach = "ok"
         self.slower_s = 0.0
-        self.on_read: Callable[[bytes], Action] | None = None  # a read sets out; what is returned is done at its end
+        self.on_read: Callable[[Life, Fetch], Action] | None = (
+            None  # a read begins; what is returned is done at its end
+        )
         self._read_s, self._other_s = read_s, other_s
         self._parked: list[Action] = []
 
@@ -127,8 +129,8 @@ class Connection:
         open_store: Callable[[StoreConfig], TieredStore],
         on_loaded: Callable[[Life, BlocksLoaded], None] | None,
     ) -> None:
+        self.life = life
         self.store = WorkerStore(spec, open_store=open_store, wait=_Until)
-        self._life = life
         self._on_loaded = on_loaded
 
     def load(self, request: EngineRequest) -> None:
@@ -138,11 +140,11 @@ class Connection:
         try:
             loaded = await self.store.load(request, cached_blocks=len(self._held(request)))
         except LoadRefused:
-            self._life.refuse(request)
+            self.life.refuse(request)
             return
         if loaded is not None and self._on_loaded is not None:
-            self._on_loaded(self._life, loaded)
-        self._life.enter(request, loaded)
+            self._on_loaded(self.life, loaded)
+        self.life.enter(request, loaded)
 
     def save(self, request: EngineRequest, finished: Finished) -> None:
         if finished.prefill_s is not None:
@@ -150,7 +152,7 @@ class Connection:
         self._go_on(self.store.save(request, self._held(request)))
 
     def _held(self, request: EngineRequest) -> list[bytes]:
-        return self._life.engine.payloads(request.token_ids, adapter=request.adapter, salt=request.salt)
+        return self.life.engine.payloads(request.token_ids, adapter=request.adapter, salt=request.salt)
 
     def _go_on(self, work: Coroutine[Future[Any], None, None]) -> None:
         """To its next wait. What ends a wait is not where the work goes on: futures swallow what is raised there."""
@@ -158,7 +160,7 @@ class Connection:
             future = work.send(None)
         except StopIteration:
             return
-        future.add_done_callback(lambda _: self._life.later(0.0, partial(self._go_on, work)))
+        future.add_done_callback(lambda _: self.life.later(0.0, partial(self._go_on, work)))
 
 
 class _Until(Awaitable[Any]):
@@ -222,7 +224,7 @@ class _Travel:
     def submit(self, work: Callable[[], object], job: Job | None = None) -> None:
         place, takes_s = self._place, self._place.takes_s(job)
         if isinstance(job, Fetch) and place.on_read is not None and place.reach == "ok":
-            self._life.agenda.after(takes_s, place.on_read(job.key))
+            self._life.agenda.after(takes_s, place.on_read(self._life, job))
         self._life.later(takes_s, partial(self._arrive, work, job))
 
     def close(self) -> None:

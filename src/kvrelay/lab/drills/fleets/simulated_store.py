@@ -18,7 +18,7 @@ class SimulatedStore:
     def __init__(self, plan: StorePlan, *, seed: int) -> None:
         self.content = SpoiltStore()
         self._remote = Place(self.content, read_s=READ_TAKES_S)
-        self._remote.on_read = self.content.read_begins
+        self._remote.on_read = lambda life, fetch: self.content.read_begins(fetch.key)
         places = [self._remote]
         if plan.below:
             places.append(Place(MemoryStore()))

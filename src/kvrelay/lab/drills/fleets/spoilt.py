@@ -16,19 +16,23 @@ SCAN_DEADLINE_S = 5.0
 
 
 class SpoiltStore(Wrapped):
-    """`how`: None, `truncated` (half of each object), `damaged` (one bit), `phantom` (known, and not there). Reads are
-    counted by whoever knows when they begin and end."""
+    """`how`: None, `truncated` (half of each object), `damaged` (one bit, of the byte at `damage_at` of its length),
+    `phantom` (known, and not there), `foreign` (one that lies under another name). Reads are counted by whoever knows
+    when they begin and end."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
         self.how: str | None = None
+        self.damage_at = 1.0
         self.reads: Counter[bytes] = Counter()
         self.most_reads_at_once = 0
         self._running = 0
+        self._handed_out = 0
         self._counting = threading.Lock()
 
     def read(self, key: bytes, *, deadline_s: float) -> Buffer | None:
-        return self._spoilt(self.inner.read(key, deadline_s=deadline_s))
+        found = self.inner.read(key, deadline_s=deadline_s)
+        return found if found is None or self.how is None else self._spoilt(key, bytearray(found))
 
     def read_into(self, key: bytes, parts: Sequence[memoryview], *, deadline_s: float) -> int | None:
         found = self.read(key, deadline_s=deadline_s)
@@ -66,16 +70,17 @@ class SpoiltStore(Wrapped):
         with self._counting:
             self._running -= 1
 
-    def _spoilt(self, found: Buffer | None) -> Buffer | None:
-        if found is None or self.how is None:
-            return found
-        content = bytearray(found)
+    def _spoilt(self, key: bytes, content: bytearray) -> Buffer | None:
         match self.how:
             case "truncated":
                 return content[: len(content) // 2]
             case "damaged":
-                content[-1] ^= 1
+                content[min(len(content) - 1, int(self.damage_at * len(content)))] ^= 1
                 return content
             case "phantom":
                 return None
+            case "foreign":
+                others = [info.key for info in self.inner.scan(deadline_s=SCAN_DEADLINE_S) if info.key != key]
+                self._handed_out += 1
+                return self.inner.read(others[self._handed_out % len(others)], deadline_s=1.0) if others else None
         raise AssertionError(f"no such damage: {self.how}")

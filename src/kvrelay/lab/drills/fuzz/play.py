@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import traceback
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvrelay.core.engine.cost import StepCost
 from kvrelay.core.engine.engine import EngineSettings
@@ -33,18 +35,22 @@ from kvrelay.core.model.units import IndexState, Status, Trigger
 from kvrelay.core.routing.settings import RouterSettings
 from kvrelay.core.routing.status import WorkerStatus
 from kvrelay.lab.drills.fuzz.invariant import Broken
-from kvrelay.lab.drills.fuzz.schedule import BLOCK_TOKENS, HEAL_S, POLICIES, Ask, Hit, Schedule
-from kvrelay.lab.drills.fuzz.watch import MAX_PENDING_BATCHES, MAX_SESSIONS, Watchman
+from kvrelay.lab.drills.fuzz.schedule import BLOCK_TOKENS, HEAL_S, POLICIES, Ask, Hit, Schedule, TierPlan
+from kvrelay.lab.drills.fuzz.watch import CHECK_EVERY, MAX_PENDING_BATCHES, MAX_SESSIONS, Watchman
 from kvrelay.lab.drills.fuzz.weather import FuzzWeather
 from kvrelay.lab.drills.reference import text_of
 from kvrelay.lab.sim.attempt import HostTimes, SimRequest
 from kvrelay.lab.sim.worker import WorkerSetup
 from kvrelay.lab.sim.world import World
 
-MODEL, ADAPTER = "mock-model", "ad"
+if TYPE_CHECKING:
+    from kvrelay.lab.drills.fuzz.store import StoreUnderAttack
+
+MODEL, OTHER_WEIGHTS, ADAPTER = "mock-model", "mock-model@v2", "ad"
 SALTS = (None, "salt-of-one", "salt-of-two")
 INTERVAL_S = 0.5
 RECOVERY_S = 12.0  # a worker that was slow is tried again after ten seconds
+LONG_RECOVERY_S = 32.0  # and one that failed again and again after thirty
 BURSTS, BURST_EVERY_S, BURST_TOKENS = 8, 0.4, 80
 SETTLE_S = 4.0
 MAX_VIRTUAL_S = 200.0
@@ -78,6 +84,7 @@ class Run:
         self._asks: dict[str, Ask] = {}
         self._removed: set[str] = set()
         self._drained: set[str] = set()
+        self._store = None if plan.store is None else _under_attack(plan.store, schedule.seed)
         self.world = World(
             (),
             settings=RouterSettings(
@@ -102,13 +109,14 @@ class Run:
             times=HostTimes(first_byte_s=1.5, idle_s=1.0, total_s=30.0),
             interval_s=INTERVAL_S,
             observer=self._observe,
+            connect=None if self._store is None else self._store.tiers.connect,
         )
 
     def play(self) -> Failure | None:
         """None: everything held."""
         try:
             for number in range(self.schedule.fleet.workers):  # who observes must know the world
-                self.world.add(self._worker(f"w{number}"))
+                self.world.add(self._worker(f"w{number}", self._weights_of(number)))
             self._faulty_part()
             self._heal()
             self._quiet_part()
@@ -122,10 +130,15 @@ class Run:
             return Failure(what=what, at_s=round(self.world.now_s, 4), where=where)
         return None
 
-    def _worker(self, name: str) -> WorkerSetup:
+    def _weights_of(self, number: int) -> str:
+        plan = self.schedule.fleet
+        other = plan.store is not None and plan.store.mixed and number == plan.workers - 1
+        return OTHER_WEIGHTS if other else MODEL
+
+    def _worker(self, name: str, weights: str) -> WorkerSetup:
         plan = self.schedule.fleet
         engine = EngineSettings(
-            model=MODEL,
+            model=weights,
             block_size_tokens=BLOCK_TOKENS,
             blocks=plan.blocks,
             max_model_len=plan.blocks * BLOCK_TOKENS,
@@ -146,6 +159,8 @@ class Run:
             self._seen.append(event)
             del self._seen[:-KEPT_EVENTS]
         self._watchman.after(now_s, self.world.router, event, effects)
+        if self._store is not None and self._watchman.steps % CHECK_EVERY == 0:
+            self._store.look_at()
 
     # --- what goes wrong ---------------------------------------------------------------------------------------------
 
@@ -158,6 +173,9 @@ class Run:
         self.world.run(until_s=HEAL_S)
 
     def _submit(self, ask: Ask) -> None:
+        if ask.beside >= 0:
+            self.world.at(ask.at_s, lambda: self._submit_beside(ask))
+            return
         request = SimRequest(
             request_id=ask.id,
             token_ids=_tokens(ask.root, ask.turns, ask.tokens),
@@ -174,7 +192,23 @@ class Run:
         if ask.leaves_after_s is not None:
             self.world.leave(ask.at_s + ask.leaves_after_s, ask.id)
 
+    def _submit_beside(self, ask: Ask) -> None:
+        """As the gateway would do it now, and at this worker."""
+        life = self.world.workers[f"w{ask.beside}"].life
+        if life is None:
+            return
+        adapter, tenant, epochs = ADAPTER if ask.adapter else None, Tenant(f"t{ask.tenant}"), self.world.router.epochs
+        tenant = epochs.salted(replace(tenant, salt=SALTS[ask.tenant]), epochs.tag(tenant.name, adapter))
+        tokens = _tokens(ask.root, ask.turns, ask.tokens)
+        life.submit(EngineRequest(ask.id, tokens, ask.max_tokens, adapter=adapter, salt=tenant.salt), _Nobody())
+        if ask.leaves_after_s is not None:
+            self.world.at(ask.at_s + ask.leaves_after_s, lambda: life.abort(ask.id))
+
     def _hit(self, hit: Hit) -> None:
+        if hit.kind.startswith("store_"):
+            assert self._store is not None, "a hit at a store, and there is none"
+            self._store.hit(hit)
+            return
         if hit.worker < 0:
             self._hit_gateway(hit)
             return
@@ -308,6 +342,8 @@ class Run:
 
     def _heal(self) -> None:
         self.weather.heal()
+        if self._store is not None:
+            self._store.heal()
         for name, worker in self.world.workers.items():
             if name in self._removed:
                 continue
@@ -316,7 +352,9 @@ class Run:
                 self.world.restart(name)
             if name in self._drained:
                 self.world.resume(name)
-        self.world.run(until_s=HEAL_S + RECOVERY_S)
+        store = self.schedule.fleet.store
+        fails = store is not None and store.failure_policy == "fail"  # every request, as long as the store does
+        self.world.run(until_s=HEAL_S + (LONG_RECOVERY_S if fails else RECOVERY_S))
 
     def _quiet_part(self) -> None:
         """New prompts, as many at once as there are workers; then everything may come to rest."""
@@ -341,6 +379,9 @@ class Run:
             raise Broken(
                 f"{world.unsettled} requests have no end {world.now_s - HEAL_S:.0f} s after everything was healed"
             )
+        if self._store is not None:
+            self._store.is_shared_again(world)
+            self._store.comes_to_rest()
 
     def _let_everybody_publish(self) -> None:
         """The loss of a tail cannot be seen before anything follows, so something follows at every worker."""
@@ -364,21 +405,21 @@ class Run:
 
     def _texts_are_right(self) -> None:
         """An answer is the beginning of what an engine gives that knows nothing else."""
-        epochs = {receipt.request_id: receipt.epoch for receipt in self.world.receipts}
+        receipts = {receipt.request_id: receipt for receipt in self.world.receipts}
         for request_id, answer in self.world.answers.items():
             if not answer.token_ids:
                 continue
             request = self.requests[request_id]
-            salt = self._salt_of(request.tenant.salt, epochs.get(request_id))
-            if salt is _UNKNOWN:
-                continue
-            right = text_of(request.token_ids, len(answer.token_ids), MODEL, request.adapter, salt, BLOCK_TOKENS)
+            receipt = receipts.get(request_id)
+            if receipt is None or receipt.epoch is None:
+                continue  # cut with its gateway: nobody wrote down which epoch it was of
+            salt = self._salt_of(request.tenant.salt, receipt.epoch)
+            weights = self._weights_of(int((receipt.chosen_worker or "w0").removeprefix("w")))
+            right = text_of(request.token_ids, len(answer.token_ids), weights, request.adapter, salt, BLOCK_TOKENS)
             if bytes(answer.token_ids) != right:
                 raise Broken(f"{request_id} was answered with KV that is not its own")
 
-    def _salt_of(self, salt: str | None, epoch: str | None) -> str | None:
-        if epoch is None:
-            return _UNKNOWN  # cut with its gateway: nobody wrote down which epoch it was of
+    def _salt_of(self, salt: str | None, epoch: str) -> str | None:
         return salt if epoch == "0" else f"{salt or ''}~epoch-{epoch}"
 
     def _books_are_closed(self) -> None:
@@ -422,7 +463,11 @@ class Run:
                     raise Broken(f"{where}: {claimed} blocks claimed, {real} held of {ask.id}")
 
 
-_UNKNOWN = "\0unknown"
+def _under_attack(plan: TierPlan, seed: int) -> StoreUnderAttack:
+    """Imported on use: a schedule without a store needs no package for stores."""
+    from kvrelay.lab.drills.fuzz.store import StoreUnderAttack
+
+    return StoreUnderAttack(plan, seed=seed)
 
 
 class _Nobody:

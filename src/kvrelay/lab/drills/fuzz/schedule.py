@@ -16,7 +16,22 @@ BLOCK_TOKENS = 4
 HEAL_S = 6.0
 FAULTY_S = 5.0
 CROWDED = 0.25  # of all schedules
+STORES = 0.4  # of all fleets
 POLICIES = ("cache_load", "cache_load", "cache_load", "sticky", "sticky_load", "least_load", "round_robin")
+
+
+class TierPlan(Struct, frozen=True, kw_only=True):
+    """The store that the workers share, and how they use it."""
+
+    failure_policy: str
+    write: str  # of the shared tier
+    local_bytes: int  # of a tier in each worker's own memory before it; 0: there is none
+    chunk_blocks: int
+    piece_bytes: int  # larger chunks are several objects and a manifest
+    deadline_ms: float
+    break_even: bool
+    read_s: float
+    mixed: bool  # the last worker has other weights
 
 
 class FleetPlan(Struct, frozen=True, kw_only=True):
@@ -35,10 +50,12 @@ class FleetPlan(Struct, frozen=True, kw_only=True):
     hard: bool
     queue_wait_s: float = 2.0
     max_orphans: int = 400  # per worker; small ones are reached
+    store: TierPlan | None = None
 
 
 class Ask(Struct, frozen=True, kw_only=True, tag="ask"):
-    """A request: prefix `root`, then `turns` pieces of a conversation."""
+    """A request: prefix `root`, then `turns` pieces of a conversation. `beside`: it goes to the worker of that number,
+    past the gateway, so that workers meet prompts that others have stored."""
 
     at_s: float
     id: str
@@ -51,10 +68,11 @@ class Ask(Struct, frozen=True, kw_only=True, tag="ask"):
     adapter: bool = False
     priority: int = 0
     leaves_after_s: float | None = None
+    beside: int = -1
 
 
 class Hit(Struct, frozen=True, kw_only=True, tag="hit"):
-    """Something that is done to a worker (`worker` is its number) or to the gateway (-1)."""
+    """Something that is done to a worker (`worker` is its number) or to the gateway or the store (-1)."""
 
     at_s: float
     kind: str
@@ -114,16 +132,66 @@ GATEWAY_HITS: dict[str, tuple[int, Callable[[random.Random], float]]] = {
 }
 
 
+STORE_HITS: dict[str, tuple[int, Callable[[random.Random], float]]] = {
+    "store_refuse": (3, lambda chance: 0.0),
+    "store_stall": (3, lambda chance: 0.0),
+    "store_mend": (5, lambda chance: 0.0),
+    "store_slow": (2, lambda chance: chance.choice((0.05, 0.2, 0.6))),
+    "store_damaged": (4, lambda chance: chance.choice((0.0, 0.09, 0.14, 0.95, 1.0))),  # head, its members, payload
+    "store_truncated": (3, lambda chance: 0.0),
+    "store_phantom": (3, lambda chance: 0.0),
+    "store_foreign": (4, lambda chance: 0.0),
+    "store_whole": (5, lambda chance: 0.0),
+    "store_partial": (2, lambda chance: 0.0),
+    "store_silent": (3, lambda chance: 0.0),
+    "store_full": (1, lambda chance: 0.0),
+    "store_unheard": (2, lambda chance: 0.0),
+    "store_evict": (4, lambda chance: chance.choice((1, 2, 3))),
+}
+
+
 def schedule_of(seed: int) -> Schedule:
-    """The same seed, the same schedule, for ever and everywhere."""
-    chance = random.Random(f"schedule/{seed}")
+    """The same seed, the same schedule, for ever and everywhere. Some fleets share a store: what becomes of that
+    is drawn by itself, and shifts nothing else."""
+    chance, of_store = random.Random(f"schedule/{seed}"), random.Random(f"store/{seed}")
     fleet = _fleet(chance)
     asks = [_ask(chance, number) for number in range(chance.randint(12, 36))]
     hits = [_hit(chance, fleet.workers) for _ in range(chance.randint(2, 14))]
     crowding = random.Random(f"crowd/{seed}")  # a stream of its own: what else a seed does stays what it is
     fleet, crowd = _crowded(crowding, fleet) if crowding.random() < CROWDED else (fleet, ())
+    if of_store.random() < STORES:
+        fleet = replace(fleet, store=_store(of_store, migrates=fleet.migrate))
+        hits += [_store_hit(of_store) for _ in range(of_store.randint(1, 8))]
+        asks += [_beside(of_store, number, fleet.workers) for number in range(of_store.randint(12, 32))]
     ops: list[Op] = sorted((*asks, *crowd, *hits), key=lambda op: op.at_s)
     return Schedule(seed=seed, fleet=fleet, ops=tuple(ops))
+
+
+def _store(chance: random.Random, *, migrates: bool) -> TierPlan:
+    """A stream that goes on at a worker of other weights would be nobody's text, so they are not mixed then."""
+    return TierPlan(
+        failure_policy=chance.choice(("recompute", "recompute", "fallback", "fail")),
+        write=chance.choice(("through", "through", "through", "back", "selective")),
+        local_bytes=chance.choice((0, 0, 3_000, 100_000)),
+        chunk_blocks=chance.choice((3, 4, 4)),
+        piece_bytes=chance.choice((1 << 20, 1 << 20, 40)),
+        deadline_ms=chance.choice((100.0, 400.0)),
+        break_even=chance.random() < 0.2,
+        read_s=chance.choice((0.001, 0.01, 0.04)),
+        mixed=chance.random() < 0.3 and not migrates,
+    )
+
+
+def _beside(chance: random.Random, number: int, workers: int) -> Ask:
+    """Few long prompts, so that most of them lie in the store by then."""
+    ask, worker = _ask(chance, number), chance.randrange(workers)
+    return replace(ask, id=f"b{number}", beside=worker, root=ask.root % 2, turns=chance.choice((3, 4)), tokens=30)
+
+
+def _store_hit(chance: random.Random) -> Hit:
+    at_s = round(chance.uniform(0.3, FAULTY_S), 4)
+    kind, draw = _weighted(chance, STORE_HITS)
+    return Hit(at_s=at_s, kind=kind, amount=draw(chance))
 
 
 def _fleet(chance: random.Random) -> FleetPlan:
