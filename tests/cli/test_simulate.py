@@ -115,6 +115,22 @@ def test_sizing_a_trace_tells_curve_knee_tiers_chunks_and_break_even(trace, tmp_
     assert page.read_text().count("<svg") == 2
 
 
+@pytest.mark.covers("TR-17")
+def test_a_sweep_of_small_middle_and_large_recommends_one_with_the_reason(trace):
+    call = ("size", trace, "--kv-bytes-per-token", 1000, "--link", "x=12,0.05", "--prefill-tokens-per-s", 8000)
+    found = json.loads(run(*call, "--sweep", "auto", "--json").stdout)["sweep"]
+    sizes = [row["capacity_bytes"] for row in found["rows"]]
+    assert len(sizes) == len(found["why"]) == 3 and sizes == sorted(sizes)
+    assert found["recommended_bytes"] in sizes
+    slow = json.loads(run(*call[:4], "--link", "x=0.001,0.05", *call[6:], "--sweep", "0.01,0.1,1", "--json").stdout)
+    assert slow["sweep"]["recommended_bytes"] == 0  # fetching loses to computing, however large
+    assert "Recommended: " in run(*call, "--sweep", "auto").stdout
+    assert (
+        "compares sizes on a trace"
+        in run("size", "--host-gb", 9, "--engine-gb", 1, "--cache-gb", 1, "--sweep", "1", code=2).stderr
+    )
+
+
 @pytest.mark.covers("TU-08")
 def test_a_cache_that_the_host_has_no_room_for_is_refused():
     result = run("size", "--host-gb", 128, "--engine-gb", 8, "--cache-gb", 120, code=1)

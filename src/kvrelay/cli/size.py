@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from kvrelay.cli import messages
+from kvrelay.cli import messages, size_sweep
 from kvrelay.cli.messages import size as words
 
 if TYPE_CHECKING:
     from kvrelay.core.sizing.breakeven import Link, Prefill
     from kvrelay.core.sizing.memory import MemoryVerdict
+    from kvrelay.core.sizing.sweep import Advice
     from kvrelay.lab.report.paper import Section
     from kvrelay.lab.sizing.sizing import Sizing
 
@@ -40,6 +41,8 @@ def size(
     kv_bits: int = typer.Option(16, min=1, max=64, help="Bits per KV element."),
     capacity_gb: str = typer.Option("", help="Sizes to list, such as 10,50,200; default: up to all that is useful."),
     tier: list[str] = typer.Option([], help="NAME=GB, nearest first; repeat it."),
+    sweep: str = typer.Option("", help="Recommend one of these sizes of a tier in GB, such as 5,20,80; or auto."),
+    near_gb: float = typer.Option(0.0, min=0, help="With --sweep: the tier in front of it, such as the GPU's cache."),
     sample: float = typer.Option(1.0, min=0.0001, max=1, help="Look at this share of the blocks (SHARDS)."),
     price_per_gb_month: float | None = typer.Option(None, min=0, help="Price of a GB for a month."),
     price_per_million_prefill_tokens: float | None = typer.Option(None, min=0, help="What computing them costs."),
@@ -72,11 +75,14 @@ def size(
         prices = _prices(price_per_gb_month, price_per_million_prefill_tokens)
         sizing, own_facts, own_notes = _size(trace, bytes_per_token, capacity_gb, tier, sample, links[0], prices)
         facts, notes = own_facts + facts, notes + own_notes
+    advice = None if not sweep else size_sweep.advise(sweep, sizing, near_gb, links[0], rates)
     sections = _sections(sizing, links, rates, bytes_per_token, verdict)
+    if advice is not None:
+        sections.insert(0, size_sweep.section(advice, links[0], rates))
     if html is not None:
         _write(html, sections, facts, notes)
     if json:
-        sys.stdout.write(_json(sizing, links, rates, bytes_per_token, verdict, notes) + "\n")
+        sys.stdout.write(_json(sizing, links, rates, bytes_per_token, verdict, notes, advice) + "\n")
     else:
         _print(sections, notes, html)
     if verdict is not None and not verdict.safe:
@@ -287,6 +293,7 @@ def _json(
     bytes_per_token: float,
     verdict: MemoryVerdict | None,
     notes: tuple[str, ...],
+    advice: Advice | None,
 ) -> str:
     from kvrelay.core.sizing.breakeven import breakeven_tokens, point
     from kvrelay.lab.sizing import story
@@ -304,6 +311,8 @@ def _json(
         result |= {name: getattr(sizing, name) for name in members.split()}
         result["reuse_distances"] = [{"up_to_blocks": upper, "tokens": tokens} for upper, tokens in sizing.histogram]
         result["knee_rule"] = story.KNEE_RULE
+    if advice is not None:
+        result["sweep"] = msgspec.to_builtins(advice)
     if verdict is not None:
         result["memory"] = {"safe": verdict.safe, "most_bytes": verdict.most_bytes, **msgspec.structs.asdict(verdict)}
     result["breakeven"] = [

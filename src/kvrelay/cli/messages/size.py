@@ -55,6 +55,16 @@ def part_of_memory(missing: str) -> str:
     )
 
 
+def sweep_needs_a_trace() -> str:
+    return "error: `--sweep` compares sizes on a trace, and none was given\nhint: kvrelay size TRACE --sweep 5,20,80"
+
+
+def recommended(capacity_bytes: float) -> str:
+    if not capacity_bytes:
+        return "Recommended: no such tier. None of these sizes saves enough."
+    return f"Recommended: {capacity_bytes / 1e9:,.3g} GB. Each size against the one before it:"
+
+
 def bad_tier(received: str) -> str:
     return f"error: `--tier` is `{received}`\n  legal: NAME=GB, nearest first, such as --tier gpu=40 --tier cpu=200"
 
