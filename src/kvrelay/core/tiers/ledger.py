@@ -33,6 +33,10 @@ class Ledger:
     def __contains__(self, key: bytes) -> bool:
         return key in self._stored
 
+    def reserves(self, key: bytes) -> bool:
+        """Whether a write of it is under way, which counts its bytes already."""
+        return key in self._reserved
+
     @property
     def objects(self) -> int:
         return len(self._stored)
@@ -52,12 +56,16 @@ class Ledger:
             leaving.append(key)
         return leaving
 
-    def reserve(self, key: bytes, size: int) -> None:
-        """A write is under way."""
-        if self._keeps_track and key not in self._reserved and key not in self._stored:
+    def reserve(self, key: bytes, size: int) -> bool:
+        """A write is under way; until it ends the key is nobody's victim, also if it was stored before (true)."""
+        stored_before = key in self._stored
+        if self._keeps_track:
+            assert key not in self._reserved, "two writers of one key"
+            self.remove(key)
             self._reserved[key] = size
             self._reserved_bytes += size
             self.used_bytes += size
+        return stored_before
 
     def cancel(self, key: bytes) -> None:
         """It failed."""

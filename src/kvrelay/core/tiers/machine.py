@@ -71,6 +71,7 @@ class TierMachine:
                 self._running[effect.job] = effect
                 if isinstance(effect, Remove):
                     self._removals.ordered(effect)
+                    self._saves.overtaken(effect.tier, effect.keys)
         return (*effects, *self._wake())
 
     def _handle(self, now_s: float, event: TierEvent) -> list[TierEffect]:
@@ -146,7 +147,7 @@ class TierMachine:
     def _found(self, now_s: float, event: ObjectsFound) -> list[TierEffect]:
         tier = self._tier(event.tier)
         for key, stored_bytes, age_s in event.objects:
-            if key not in tier.ledger:
+            if key not in tier.ledger and not tier.ledger.reserves(key):
                 tier.ledger.commit(key, stored_bytes, now_s, age_s=age_s)
         return self._saves.make_room(now_s, tier, 0)
 

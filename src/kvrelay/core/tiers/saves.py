@@ -22,13 +22,18 @@ class _Save(Struct):
     outcomes: list[Outcome | None]  # per tier
 
 
-class _Target(Struct):
-    """One save in one tier: pieces that are verified so far, out of all of them and the manifest. `awaits`: keys that
-    have to be gone before there is room."""
+class _Target(Struct, eq=False):
+    """One save in one tier: pieces that are verified so far, out of all of them and the manifest.
+
+    `awaits`: keys that have to be gone before there is room, or, not yet `admitted`, its own, while that is deleted or
+    written by somebody else: what one of two writers takes back must not be what the other one has verified."""
 
     save: _Save
     tier: TierState
     awaits: set[bytes] = set()
+    admitted: bool = False
+    stored_before: bool = False
+    started: bool = False
     verified: int = 0
     existed: bool = False
     revoked: bool = False
@@ -69,29 +74,19 @@ class Saves:
             if save.outcomes[tier.index] is not None:
                 self._shared.count(tier.index, "store", save.outcomes[tier.index] or Outcome.SKIPPED)
                 continue
-            leaving = tier.ledger.victims(asked.stored_bytes)
-            tier.ledger.reserve(asked.key, asked.stored_bytes)
-            target = _Target(save, tier, set(leaving))
-            if (tier.index, asked.key) in self._shared.removing:  # or the deletion would take what is written now
-                target.awaits.add(asked.key)
-            if target.awaits:
-                self._held.append(target)
-                effects += self._evict(now_s, tier, leaving)
-            else:
-                effects += self._write(now_s, target)
+            effects += self._admit(now_s, _Target(save, tier))
         return effects + self._finish_if_done(save)
 
     def gone(self, now_s: float, tier: TierState, keys: tuple[bytes, ...]) -> list[TierEffect]:
-        """Keys have left a tier, or cannot be made to: what waited for their room or name is written."""
+        """Keys have left a tier, or cannot be made to, or nobody writes them any more: what waited for their room or
+        name is written."""
         effects: list[TierEffect] = []
         for target in list(self._held):
-            if target.tier is tier:
-                target.awaits.difference_update(k for k in keys if (tier.index, k) not in self._shared.removing)
+            if target.tier is tier and target in self._held:  # one that ends here may set others going
+                target.awaits.difference_update([key for key in keys if not self._taken(tier, key)])
                 if not target.awaits:
                     self._held.remove(target)
-                    effects += (
-                        self._end(now_s, target, Outcome.SKIPPED) if target.revoked else self._write(now_s, target)
-                    )
+                    effects += self._go_on(now_s, target)
         return effects
 
     def overdue(self, now_s: float) -> list[TierEffect]:
@@ -174,8 +169,9 @@ class Saves:
             elif not target.ledger.fits(event.stored_bytes):
                 effects.append(self._shared.remove(now_s, target, (key,), why=EVICTED))
             else:
-                effects += self.make_room(now_s, target, event.stored_bytes)
-                target.ledger.commit(key, event.stored_bytes, now_s)
+                if not target.ledger.reserves(key):  # else who writes it keeps the books
+                    effects += self.make_room(now_s, target, event.stored_bytes)
+                    target.ledger.commit(key, event.stored_bytes, now_s)
                 self._shared.shunned[target.index].discard(key)
                 effects.append(Announce(target.index, key, event.stored_bytes))
         if copying.evicts:
@@ -192,9 +188,49 @@ class Saves:
             if target.save.asked.key in keys:
                 target.revoked = True
 
+    def overtaken(self, tier: int, keys: tuple[bytes, ...]) -> None:
+        """A deletion was ordered in one tier: whoever is writing these keys there may have pieces deleted that it has
+        verified, and must not publish."""
+        for target in self._targets.values():
+            if target.tier.index == tier and target.save.asked.key in keys:
+                target.revoked = True
+
     @property
     def under_way(self) -> int:
         return len(self._targets) + len(self._copying) + len(self._held)
+
+    def _taken(self, tier: TierState, key: bytes) -> bool:
+        """Is a key of a tier being deleted or written?"""
+        admitted = (*self._targets.values(), *(held for held in self._held if held.admitted))
+        return (tier.index, key) in self._shared.removing or any(
+            one.tier is tier and one.save.asked.key == key for one in admitted
+        )
+
+    def _admit(self, now_s: float, target: _Target) -> list[TierEffect]:
+        """Make room, and write; both only when nobody else is at work on this key."""
+        tier, asked = target.tier, target.save.asked
+        if self._taken(tier, asked.key):
+            target.awaits = {asked.key}
+            self._held.append(target)
+            return []
+        target.admitted = True
+        target.stored_before = tier.ledger.reserve(asked.key, asked.stored_bytes)
+        leaving = tier.ledger.victims(0)
+        effects = self._evict(now_s, tier, leaving)
+        target.awaits = set(leaving)
+        if not target.awaits:
+            return effects + self._write(now_s, target)
+        self._held.append(target)
+        return effects
+
+    def _go_on(self, now_s: float, target: _Target) -> list[TierEffect]:
+        """What it waited for has happened."""
+        if target.revoked:
+            return self._end(now_s, target, Outcome.SKIPPED)
+        if target.admitted:
+            return self._write(now_s, target)
+        obstacle = self._obstacle(target.tier, target.save.asked)
+        return self._admit(now_s, target) if obstacle is None else self._end(now_s, target, obstacle)
 
     def _obstacle(self, tier: TierState, asked: SaveAsked) -> Outcome | None:
         if not tier.in_use:
@@ -223,6 +259,7 @@ class Saves:
     def _write(self, now_s: float, target: _Target) -> list[TierEffect]:
         job, asked = self._shared.new_job(), target.save.asked
         self._targets[job] = target
+        target.started = True
         deadline_s = now_s + self._shared.settings.write_deadline_s
         return list(
             target.tier.writes.submit(Write(job, target.tier.index, asked.key, asked.save, target.verified, deadline_s))
@@ -237,15 +274,22 @@ class Saves:
             self._shared.count_bytes(tier.index, "written", 0 if target.existed else asked.stored_bytes)
             effects.append(Announce(tier.index, asked.key, asked.stored_bytes))
         else:
-            tier.ledger.cancel(asked.key)
+            if target.admitted:
+                tier.ledger.cancel(asked.key)
+            if (
+                target.stored_before and target.existed and not target.revoked
+            ):  # as far as is known, it still lies there
+                tier.ledger.commit(asked.key, asked.stored_bytes, now_s)
             if target.revoked and outcome is Outcome.STORED:
                 outcome = Outcome.SKIPPED
-            if not target.existed:  # nothing, a part, or (the answer was lost) all of it: none of it may stay
+            if (
+                target.started and not target.existed
+            ):  # nothing, a part, or (the answer was lost) all of it: none of it may stay
                 effects.append(self._shared.remove(now_s, tier, (asked.key,), why="not stored"))
         if target.save.outcomes[tier.index] is None:
             self._shared.count(tier.index, "store", outcome)
             target.save.outcomes[tier.index] = outcome
-        return effects + self._finish_if_done(target.save)
+        return effects + self._finish_if_done(target.save) + self.gone(now_s, tier, (asked.key,))
 
     def _finish_if_done(self, save: _Save) -> list[TierEffect]:
         outcomes = tuple(outcome for outcome in save.outcomes if outcome is not None)
