@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("kvrelay.cli.plan", "What may be added next, and the experiment for it."),
     "verdict": ("kvrelay.cli.verdict", "Keep or drop a tier, from paired requests."),
     "arms": ("kvrelay.cli.arms", "Show in what arms differ; check a plan of contenders."),
+    "prompt": ("kvrelay.cli.prompt", "Where two prompts part, and why: the first token that differs."),
     "trace": ("kvrelay.cli.trace", "Look into traces, convert them, cut them down, make prompts of them."),
     "simulate": ("kvrelay.cli.simulate", "What caches would hit and where requests would go, under virtual time."),
     "size": ("kvrelay.cli.size", "How much cache is enough, and when fetching beats computing."),

@@ -104,6 +104,11 @@ class LocalTokenizer:
         except Exception as error:  # the library raises bare Exception, for instance without a token for the unknown
             raise CannotTokenize("tokenizer_failed") from error
 
+    def text_of(self, token_ids: TokenIds) -> str:
+        """As the tokenizer spells them, special tokens too."""
+        spelt: str = self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False)
+        return spelt
+
     def lookups(self) -> tuple[int, int]:
         """Hits and misses so far; they stay when the cache is turned off."""
         return self._tally.hits, self._tally.misses

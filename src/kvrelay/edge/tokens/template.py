@@ -53,7 +53,7 @@ class ChatTemplate:
         options: dict[str, Any] = {
             **self._special,
             "messages": [as_templates_expect(each, wants_parts=self._wants_parts) for each in members["messages"]],
-            "tools": None if tools is None else [_tool(each) for each in tools],
+            "tools": None if tools is None else [tool_as_templates_expect(each) for each in tools],
             "documents": members.get("documents"),
             "add_generation_prompt": members.get("add_generation_prompt", True),
             **(members.get("chat_template_kwargs") or {}),
@@ -105,7 +105,7 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": function}
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def tool_as_templates_expect(tool: Mapping[str, Any]) -> dict[str, Any]:
     """The engine reads tools into a model of its own: members come in its order, and what is missing is null."""
     if tool.get("type", "function") != "function":
         return dict(tool)
