@@ -41,12 +41,13 @@ DRILLS: Mapping[str, tuple[str, ...]] = {
         "rotation-tenant-policy",
     ),
     "versions": ("rolling-update", "rotation-revision"),
+    "tenants": ("rolling-update-tenants",),
     "adapter": ("rotation-adapter",),
     "recompute": ("store-outage", "store-stall", "store-herd", "rollback"),
     "fail": ("store-outage-fail",),
     "fallback": ("store-outage-fallback",),
 }
-"""By staging. The last three share a tier and differ in the policy for loads that fail."""
+"""By staging. `tenants` and the last three share a tier; those three differ in the policy for loads that fail."""
 
 
 class Staging(Struct, frozen=True):
@@ -91,10 +92,11 @@ def _workers(name: str, engine: Engine, folder: Path, store_port: int) -> Sequen
         case "plain":
             return [VllmWorker(engine, each, port=free_port(), cpu=cpu, folder=folder) for cpu, each in enumerate("ab")]
         case "versions":
-            newer = Engine(engine.python, folder / "model-v2")
-            _run(engine, "make_model.py", "tiny", str(newer.model), "8")
-            models = (engine, newer)
+            models = _versions(engine, folder)
             return [VllmWorker(models[n], "ab"[n], port=free_port(), cpu=n, folder=folder) for n in range(2)]
+        case "tenants":
+            models = _versions(engine, folder)
+            return [_sharing("recompute", models[n], "ab"[n], n, folder, store_port) for n in range(2)]
         case "adapter":
             _run(engine, "make_adapter.py", str(engine.model), str(folder / ADAPTER), "1")
             pair = [
@@ -105,6 +107,13 @@ def _workers(name: str, engine: Engine, folder: Path, store_port: int) -> Sequen
             return pair
         case _:
             return [_sharing(name, engine, each, cpu, folder, store_port) for cpu, each in enumerate("ab")]
+
+
+def _versions(engine: Engine, folder: Path) -> tuple[Engine, Engine]:
+    """The same architecture and tokenizer with two draws of weights."""
+    newer = Engine(engine.python, folder / "model-v2")
+    _run(engine, "make_model.py", "tiny", str(newer.model), "8")
+    return engine, newer
 
 
 def _sharing(policy: str, engine: Engine, name: str, cpu: int, folder: Path, store_port: int) -> KvWorker:
@@ -137,8 +146,9 @@ def _sharing(policy: str, engine: Engine, name: str, cpu: int, folder: Path, sto
 
 def _staging(name: str, workers: Sequence[VllmWorker], folder: Path, store_port: int) -> Staging:
     lines = ["staging = true", 'namespace = "bench"', f'model = "{MODEL_NAME}"', f"block_size = {BLOCK_SIZE}"]
-    if name in ("recompute", "fail", "fallback"):
-        lines += ["[store]", f'listen = "127.0.0.1:{store_port}"', f'failure_policy = "{name}"']
+    if isinstance(workers[0], KvWorker):
+        policy = "recompute" if name == "tenants" else name
+        lines += ["[store]", f'listen = "127.0.0.1:{store_port}"', f'failure_policy = "{policy}"']
     confirmed: list[str] = []
     for number, worker in enumerate(workers):
         assert worker._process is not None
@@ -148,7 +158,7 @@ def _staging(name: str, workers: Sequence[VllmWorker], folder: Path, store_port:
         lines += [f'events = "{worker.events}"', f'replay = "{worker.replay}"']
         if isinstance(worker, KvWorker):
             lines.append(f'kv_report = "{worker.report}"')
-        if name == "versions" and number:
+        if name in ("versions", "tenants") and number:
             lines.append(f'revision = "{NEW_REVISION}"')
         confirmed += ["--confirm", f"w{number}={pid}"]
     file = folder / "fleet.toml"

@@ -208,6 +208,16 @@ WARM_BLOCKS = structs.replace(BLOCKS, blocks=BLOCKS.blocks[1:2])
                      marks=pytest.mark.covers("OP-08")),
         pytest.param("unchecked_upgrade", change(findings=()), "unknown", "no worker could be asked",
                      marks=pytest.mark.covers("OP-08")),
+        pytest.param("memory_limit", change(deployment=structs.replace(DOSSIER.deployment, memory=(
+            ("max_local_cpu_size",
+             judge_memory(host_bytes=128 * GIB, engine_bytes=8 * GIB, asked_bytes=120 * GIB)),))), "fail", "128.8 GB",
+            marks=pytest.mark.covers("OP-06")),
+        pytest.param("memory_limit", change(findings=(finding("memory", Found.FAIL, "caches: 127 of 128 GiB"),)),
+                     "fail", "127 of 128", marks=pytest.mark.covers("OP-06")),
+        pytest.param("memory_limit", change(findings=(
+            finding("memory", Found.OK, "caches may take 64 of 128 GiB"),
+            finding("memory_left", Found.FAIL, "4.0 GiB of 128.0 GiB are free"))), "fail", "4.0 GiB of 128.0",
+            marks=pytest.mark.covers("OP-06")),
         pytest.param("remote_slower", with_link(0.03, 2e9), "fail", "another datacentre or region",
                      marks=pytest.mark.covers("OP-05")),
     ],

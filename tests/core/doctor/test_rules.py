@@ -89,7 +89,7 @@ HEALTHY = Facts(
     workers=(WORKER, msgspec.structs.replace(WORKER, name="b")),
     tokenizer=TokenizerFacts(path="tokenizer.json", tokens=TOKENS),
     router=ROUTER,
-    host=HostFacts(memory_bytes=1_000_000),
+    host=HostFacts(memory_bytes=1_000_000, free_bytes=500_000),
 )
 
 
@@ -292,6 +292,15 @@ NOWHERE = change(SOURCE, connected=False, heard_batches=0, topics_seen=(), said_
         ),
         (every(is_local=False), "memory", NONE, "no worker on this machine"),
         (change(HEALTHY, host=HostFacts()), "memory", UNKNOWN, "not known"),
+        (HEALTHY, "memory_left", OK, "are free"),
+        (
+            change(HEALTHY, host=HostFacts(memory_bytes=100 << 30, free_bytes=4 << 30)),
+            "memory_left",
+            FAIL,
+            "4.0 GiB of",
+        ),
+        (change(HEALTHY, host=HostFacts(memory_bytes=100 << 30)), "memory_left", UNKNOWN, "not known"),
+        (every(is_local=False), "memory_left", NONE, "no worker is on this machine"),
         (stores(StoreFacts(name="far", problem="connection refused")), "remote_tier", FAIL, "far: connection refused"),
         (
             stores(StoreFacts(name="far", write_ms=1.0, read_ms=90.0)),

@@ -124,7 +124,8 @@ def changed(name: str, value: object) -> object:
 
 
 @pytest.mark.covers(
-    "CC-01", "CC-02", "CC-03", "CC-04", "CC-05", "CC-06", "CC-07", "CC-08", "CC-09", "CC-10", "CC-11", "CC-13", "CC-20"
+    "CC-01", "CC-02", "CC-03", "CC-04", "CC-05", "CC-06", "CC-07", "CC-08", "CC-09", "CC-10", "CC-11", "CC-13", "CC-20",
+    "SG-21",
 )  # fmt: skip
 def test_each_member_of_the_contract_alone_keeps_workers_apart(tmp_path: Path) -> None:
     """One worker stores; for every member there is one that differs in nothing else: no hit, and its answers (from

@@ -178,6 +178,12 @@ def _closes_nothing(right: Any) -> Any:
     return lambda self, session_id: False
 
 
+def _all_alike(right: Any) -> Any:
+    return lambda self, tenant, tag: right(
+        self, tenant if tag == "0" else msgspec.structs.replace(tenant, salt=None), tag
+    )
+
+
 def _rounds_otherwise(right: Any) -> Any:
     def expired(self: Affinity, now: float, session: Any) -> bool:
         return self._ttl_s is None or (session.turns == 0 and now - session.idle_since >= self._ttl_s)
@@ -217,6 +223,7 @@ MUTANTS = (
     Mutant("timers are never asked for", replacing(Router, "_wake_by", always(()))),
     Mutant("a full worker is taken for a dead one", replacing(health, "_SAYS_NOTHING", _without_back_pressure)),
     Mutant("who was slow is never tried again", replacing(Ledger, "forget_old_rate", always(None)), "slow-network"),
+    Mutant("tenants become one in the next epoch", replacing(Epochs, "salted", _all_alike), "rolling-update-tenants"),
     Mutant("lost tails are not looked for", replacing(Keeper, "compare", always(())), "gap-tail"),
     Mutant("the replay is not asked for", replacing(Sequence, "_ask", always(())), "gap-inner"),
     *STORE_MUTANTS,

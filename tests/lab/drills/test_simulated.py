@@ -20,7 +20,7 @@ def play(drill: Drill, seed: int = 1) -> DrillResult:
 
 @pytest.mark.covers(
     "DR-01", "DR-02", "DR-03", "DR-04", "DR-05", "DR-06", "DR-07", "DR-08", "DR-09", "DR-10", "DR-11", "DR-12",
-    "DR-13", "DR-14", "DR-15", "OP-04", "RT-22", "SG-16", "SG-19", "SG-20", "SG-21", "SG-22",
+    "DR-13", "DR-14", "DR-15", "OP-04", "OP-10", "RT-22", "SG-16", "SG-19", "SG-20", "SG-21", "SG-22",
 )  # fmt: skip
 @pytest.mark.parametrize("drill", ALL.values(), ids=list(ALL))
 def test_the_drill_passes(drill: Drill) -> None:

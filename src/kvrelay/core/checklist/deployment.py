@@ -51,6 +51,7 @@ def memory_cap(dossier: Dossier) -> Answer:
     for finding in dossier.finding("memory"):
         if finding.verdict in (Verdict.OK, Verdict.FAIL):
             parts.append((passed if finding.verdict is Verdict.OK else failed)(f"doctor: {finding.detail}"))
+    parts += [failed(f"doctor: {f.detail}") for f in dossier.finding("memory_left") if f.verdict is Verdict.FAIL]
     if parts:
         return all_of(parts)
     if not dossier.deployment.tiers and dossier.facts is not None:

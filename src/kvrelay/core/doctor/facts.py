@@ -126,6 +126,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
     """The machine that the doctor runs on."""
 
     memory_bytes: int | None = None  # the smaller of the machine's and the control group's
+    free_bytes: int | None = None  # what processes could still take
     has_accelerator: bool = False  # device memory that caches lie in is none of the machine's then
     stores: tuple[StoreFacts, ...] = ()
     store_deadline_ms: float = 50.0

@@ -10,6 +10,7 @@ from kvrelay.core.doctor.finding import FleetRule, Judged, fail, not_applicable,
 from kvrelay.core.doctor.known import PUBLISHES_EVENTS, SCORES_BY_CACHE
 
 MEMORY_HEADROOM = 0.15  # of the machine, for everything that is not a cache
+LEAST_FREE = 0.05  # of the machine, at this moment
 _HOST_CACHES = {"kv_offloading_size": 2**30, "cpu_kvcache_space_bytes": 1, "swap_space_bytes": 1}
 """vLLM's settings for caches in the host's memory, of this and of earlier releases, and their units in bytes."""
 _DEVICE_CACHE = "kv_cache_memory_bytes"  # of the accelerator, where there is one
@@ -134,6 +135,17 @@ def _memory(facts: Facts) -> Judged:
     return fail(said) if total > (1 - MEMORY_HEADROOM) * have else ok(said)
 
 
+def _memory_left(facts: Facts) -> Judged:
+    """At this moment, whatever anybody may take later."""
+    have, free = facts.host.memory_bytes, facts.host.free_bytes
+    if not any(worker.is_local for worker in _answering(facts)) and not facts.host.stores:
+        return not_applicable("no worker is on this machine")
+    if have is None or free is None:
+        return unknown("how much memory of this machine is free is not known")
+    said = f"{_gib(free)} of {_gib(have)} are free"
+    return fail(said) if free < LEAST_FREE * have else ok(said)
+
+
 def _cache_bytes(worker: WorkerFacts, names: Mapping[str, int]) -> int | None:
     settings = worker.cache_settings or {}
     sizes = [unit * float(settings[name]) for name, unit in names.items() if _is_number(settings.get(name))]
@@ -223,6 +235,14 @@ FLEET_RULES = (
         cause="When they fill, the kernel ends the largest process: a worker.",
         fix="Lower the engine's cache (vLLM on CPU: VLLM_CPU_KVCACHE_SPACE), or move a worker away.",
         judge=_memory,
+    ),
+    FleetRule(
+        code="memory_left",
+        setting="host",
+        asks="Is there memory left on this machine, with all that runs on it now?",
+        cause="Caches, engines or something else have filled it; with the next burst the kernel ends a worker.",
+        fix="Lower `bytes` of tiers in host memory and the engine's cache, or end what does not belong here.",
+        judge=_memory_left,
     ),
     FleetRule(
         code="remote_tier",

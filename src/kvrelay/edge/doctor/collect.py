@@ -87,6 +87,7 @@ async def collect(wanted: Wanted) -> Facts:
         router=router,
         host=HostFacts(
             memory_bytes=machine.memory_bytes(),
+            free_bytes=machine.free_bytes(),
             has_accelerator=machine.has_accelerator(),
             stores=await asyncio.to_thread(stores.try_tiers, wanted.config.store),
             store_deadline_ms=wanted.config.store.deadline_ms,

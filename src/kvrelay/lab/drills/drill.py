@@ -25,6 +25,7 @@ class Turn(Struct, frozen=True, kw_only=True):
     session: str | None = None
     max_tokens: int = 4
     adapter: str | None = None
+    tenant: str | None = None  # one of the setup's, by whose credential it is sent
     leaves_after_s: float | None = None
 
 
@@ -98,6 +99,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     decode_ms: float = 1.0
     receipts_on_full_disk: bool = False
     store: StorePlan | None = None
+    tenants: tuple[str, ...] = ()  # with any, every turn needs one
 
 
 def workers(count: int, *, prefix: str = "w", **members: object) -> tuple[WorkerPlan, ...]:

@@ -32,6 +32,7 @@ class Outcome(Struct, kw_only=True):
 
     id: str
     session: str | None
+    tenant: str | None = None  # by whose credential it was sent
     step: int  # number of the `Send`, from 0
     prompt_tokens: int
     at_s: float  # when it was due, on the fleet's clock

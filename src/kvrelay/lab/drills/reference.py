@@ -68,6 +68,17 @@ def text_of(
     return bytes(made)
 
 
-def salt_of(epoch: str | None) -> str | None:
-    """The salt of a request without a tenant's own, in this epoch."""
-    return None if epoch in (None, "0") else f"~epoch-{epoch}"
+def tenant_key(tenant: str) -> str:
+    """The credential by which a drill's tenant is known."""
+    return f"key-of-{tenant}"
+
+
+def tenant_salt(tenant: str | None) -> str | None:
+    """What the gateway is told to separate its KV by."""
+    return None if tenant is None else f"salt-of-{tenant}"
+
+
+def salt_of(epoch: str | None, tenant: str | None = None) -> str | None:
+    """The salt of a request in this epoch."""
+    own = tenant_salt(tenant)
+    return own if epoch in (None, "0") else f"{own or ''}~epoch-{epoch}"

@@ -69,7 +69,7 @@ def _one_epoch_each(seen: History) -> Finding:
     return found(not before & after and len(after) == 1, observed)
 
 
-def _old_retired(seen: History) -> Finding:
+def old_retired(seen: History) -> Finding:
     """Whoever was there before and not named serves nobody who came later."""
     rotated_s = seen.deed("Rotate").done_s
     late = [o for o in seen.outcomes if (o.sent_s or 0.0) > rotated_s and o.worker is not None]
@@ -127,7 +127,7 @@ def _rotation(trigger: Trigger) -> Drill:
             Promise("the old prefix is not hit across the rotation", _first_meets_nothing),
             Promise("in the new epoch prefixes are hit again", _second_meets_the_first),
             Promise("every request is of one epoch", _one_epoch_each),
-            *((Promise("old workers end what they have and get nothing more", _old_retired),) if new_software else ()),
+            *((Promise("old workers end what they have and get nothing more", old_retired),) if new_software else ()),
         ),
     )
 
@@ -135,7 +135,7 @@ def _rotation(trigger: Trigger) -> Drill:
 ROTATIONS = tuple(_rotation(trigger) for trigger in Trigger)
 
 
-def _whole_revisions(seen: History) -> Finding:
+def whole_revisions(seen: History) -> Finding:
     """Every answer is wholly of one revision, and after the rotation of the new one."""
     rotated_s = seen.deed("Rotate").done_s
     known = [outcome for outcome in seen.outcomes if outcome.text and len(outcome.texts) > 1]
@@ -190,9 +190,9 @@ ROLLING_UPDATE = Drill(
         hold.all_ok(1),
         hold.all_ok(2),
         hold.all_ok(3),
-        Promise("no answer mixes versions, and none is old after the rotation", _whole_revisions),
+        Promise("no answer mixes versions, and none is old after the rotation", whole_revisions),
         Promise("no hit across versions", _no_cross_hits),
-        Promise("old workers end what they have and get nothing more", _old_retired),
+        Promise("old workers end what they have and get nothing more", old_retired),
         hold.everybody_serves(3),
     ),
 )

@@ -77,6 +77,16 @@ OVERLOAD = Drill(
 
 _TALKS = tuple(conversation(f"talk{number}", 150 + number, 4, every_s=0.3) for number in range(8))
 
+
+def _nobody_ended(seen: History) -> Finding:
+    before = {worker.name: worker.life for worker in seen.view("begin").workers}
+    after = {worker.name: worker.life for worker in seen.view("end").workers if worker.routable}
+    if not before or None in before.values():
+        return found(None, f"lives of workers are {hold.NOT_OBSERVED}")
+    ended = [name for name, life in before.items() if after.get(name) != life]
+    return found(not ended, f"{len(before)} workers; ended, begun anew, or no longer used: {ended or 'none'}")
+
+
 MEMORY_PRESSURE = Drill(
     name="memory-pressure",
     title="The caches are far too small",
@@ -85,12 +95,18 @@ MEMORY_PRESSURE = Drill(
     covers=("DR-16",),
     setup=Setup(workers=workers(2, blocks=96, max_num_seqs=8)),
     steps=(
+        Look("begin"),
         Send(tuple(turn for talk in _TALKS for turn in talk)),
         Send(crowd("many", 40, seed=159, over_s=0.1, tokens=320, max_tokens=32)),
         Wait(1.0),
         Look("end", texts=tuple(history(150 + number, 4) for number in range(8))),
     ),
-    promises=(hold.all_ok(0), hold.all_ok(1), hold.claims_are_true("end")),
+    promises=(
+        hold.all_ok(0),
+        hold.all_ok(1),
+        Promise("no worker ended", _nobody_ended),
+        hold.claims_are_true("end"),
+    ),
 )
 
 COLD_START = Drill(

@@ -87,8 +87,8 @@ def _bounded(step: int) -> Promise:
 def _refused_in_time(seen: History) -> Finding:
     """By the policy `fail` a request that needs the store is an error, at once."""
     turns = seen.of_step(1)
-    refused = sum(outcome.ending == "refused" for outcome in turns)
-    return found(refused == len(turns), f"{refused} of {len(turns)} were refused")
+    errors = sum(outcome.ending in ("refused", "broken") and not outcome.text for outcome in turns)
+    return found(errors == len(turns), f"{errors} of {len(turns)} ended with an error and without an answer")
 
 
 def _outage(name: str, plan: StorePlan, how: str, during: tuple[Promise, ...], words: str) -> Drill:

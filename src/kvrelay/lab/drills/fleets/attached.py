@@ -169,6 +169,7 @@ class AttachedFleet(MockProcessFleet):
         )
         self._processes = AttachedProcesses(setup, attached, self._cast)
         self._fleet = fleet
+        self._steps = drill.steps
         self.model = fleet.model
         notes = self.history.notes
         self.history.block_size_tokens = fleet.block_size
@@ -191,12 +192,14 @@ class AttachedFleet(MockProcessFleet):
     async def __aenter__(self) -> Self:
         self._cast.must_be_enough()
         await super().__aenter__()
-        if self._processes.store is not None:
-            try:
+        try:
+            for step in self._steps:
+                await self._ask_baselines(step.turns if isinstance(step, Send) else ())
+            if self._processes.store is not None:
                 await self._until_all_share(self._processes.store)
-            except BaseException:
-                await self.__aexit__(None, None, None)
-                raise
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
         return self
 
     async def _until_all_share(self, store: SharedStore) -> None:
@@ -223,17 +226,17 @@ class AttachedFleet(MockProcessFleet):
     # --- requests ----------------------------------------------------------------------------------------------------
 
     async def send(self, number: int, step: Send) -> None:
-        for turn in step.turns:
-            await self._ask_baselines(turn)
+        await self._ask_baselines(step.turns)  # those who have joined since the start
         await super().send(number, step)
 
-    async def _ask_baselines(self, turn: Turn) -> None:
-        """Of every revision that is there: a worker that is gone cannot be asked any more."""
-        known = self._baselines.setdefault(_question_of(turn), {})
-        for process in self._processes.by_name.values():
-            if process.plan.revision not in known and process.running.alive and not process.frozen:
-                answer = self._directly(process, turn.text, turn.max_tokens, BASELINE_SALT, turn.adapter)
-                known[process.plan.revision] = (await answer)[0]
+    async def _ask_baselines(self, turns: Iterable[Turn]) -> None:
+        """Of every revision that is there, before anything is broken."""
+        for turn in turns:
+            known = self._baselines.setdefault(_question_of(turn), {})
+            for process in self._processes.by_name.values():
+                if process.plan.revision not in known and process.running.alive and not process.frozen:
+                    said = await self._directly(process, turn.text, turn.max_tokens, BASELINE_SALT, turn.adapter)
+                    known |= {} if said is None else {process.plan.revision: said[0]}
 
     def _outcome(self, number: int, begins_s: float, turn: Turn, seen: Seen, receipts: list[Receipt] | None) -> Outcome:
         """Where a KV connector reports, its figure: the engine's own is the plan, also when nothing of it came."""
@@ -244,8 +247,8 @@ class AttachedFleet(MockProcessFleet):
 
     async def _directly(
         self, process: Process, text: Text, max_tokens: int, salt: str | None, adapter: str | None = None
-    ) -> tuple[str, int]:
-        """The answer's text, and how many tokens of the prompt were cached."""
+    ) -> tuple[str, int] | None:
+        """The answer's text, and how many tokens of the prompt were cached; None for an error."""
         body = {
             "model": adapter or self.model,
             "prompt": text.token_ids().tolist(),
@@ -254,6 +257,8 @@ class AttachedFleet(MockProcessFleet):
         }
         body |= {"ignore_eos": True} | ({} if salt is None else {"cache_salt": salt})
         async with self._http.post(f"{process.running.url}/v1/completions", json=body) as response:
+            if response.status != 200:
+                return None
             answer = await response.json()
         details = answer["usage"].get("prompt_tokens_details") or {}
         return answer["choices"][0]["text"], details.get("cached_tokens") or 0
@@ -264,7 +269,8 @@ class AttachedFleet(MockProcessFleet):
     async def _real(self, process: Process, text: Text, salt: str | None) -> int | None:
         if not process.running.alive or process.frozen:
             return None
-        return (await self._directly(process, text, 1, salt))[1]
+        said = await self._directly(process, text, 1, salt)
+        return None if said is None else said[1]
 
     async def do(self, action: act.Action) -> None:
         """A worker that is struck is known by the life that it then had."""

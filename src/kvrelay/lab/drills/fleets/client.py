@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from kvrelay.lab.drills.drill import Turn
+from kvrelay.lab.drills.reference import tenant_key
 
 PATIENCE_S = 60.0
 SESSION_HEADER, REQUEST_HEADER, WORKER_HEADER = "x-session-id", "x-request-id", "x-kvrelay-worker"
@@ -87,6 +88,8 @@ async def complete(http: aiohttp.ClientSession, url: str, turn: Turn, model: str
 
 async def _exchange(http: aiohttp.ClientSession, url: str, turn: Turn, body: bytes, seen: Seen) -> None:
     headers = {"content-type": "application/json", REQUEST_HEADER: turn.id}
+    if turn.tenant is not None:
+        headers["authorization"] = f"Bearer {tenant_key(turn.tenant)}"
     if turn.session is not None:
         headers[SESSION_HEADER] = turn.session
     async with http.post(f"{url}/v1/completions", data=body, headers=headers) as response:

@@ -138,6 +138,7 @@ class MockProcessFleet:
         return Outcome(
             id=turn.id,
             session=turn.session,
+            tenant=turn.tenant,
             step=number,
             prompt_tokens=turn.text.tokens,
             at_s=begins_s + turn.at_s,
@@ -161,7 +162,7 @@ class MockProcessFleet:
         return any(sent_s <= deed.at_s <= ended_s for deed in deeds)
 
     def _right_texts(self, turn: Turn, receipt: Receipt | None) -> dict[str, str]:
-        salt = salt_of(None if receipt is None else receipt.epoch)
+        salt = salt_of(None if receipt is None else receipt.epoch, turn.tenant)
         revisions = dict.fromkeys(process.plan.revision for process in self._processes.by_name.values())
         return {
             revision: right_text(turn.text, turn.max_tokens, revision, turn.adapter, salt, self._front.takes_token_ids)

@@ -13,7 +13,7 @@ from kvrelay.edge.worker.launch import RunningWorker, start_workers, stop_worker
 from kvrelay.edge.worker.spec import MockSpec
 from kvrelay.lab.drills.drill import Setup, WorkerPlan
 from kvrelay.lab.drills.fleets.shared_store import CHUNK_BLOCKS, SharedStore
-from kvrelay.lab.drills.reference import MODEL
+from kvrelay.lab.drills.reference import MODEL, tenant_key, tenant_salt
 
 SHUFFLED_BATCHES = 400
 
@@ -128,9 +128,20 @@ def gateway_config(setup: Setup, processes: Processes, folder: Path, *, interval
         f'path = "{receipts}"',
         *ttl,
     ]
+    for tenant in setup.tenants:
+        keys, salt = _written(folder, f"{tenant}.keys", tenant_key(tenant)), tenant_salt(tenant) or ""
+        salt_file = _written(folder, f"{tenant}.salt", salt)
+        lines += [f"[tenants.{tenant}]", f'api_keys_file = "{keys}"', f'salt_file = "{salt_file}"']
     for name, process in processes.by_name.items():
         lines += ["[[workers]]", f'name = "{name}"', f'url = "{process.url}"', f'adapter = "{process.adapter}"']
         lines += [f'events = "{process.events.events}"', f'replay = "{process.events.replay}"']
         lines += [f'kv_report = "{process.kv_report}"'] if process.kv_report else []
         lines += [f"max_active_requests = {process.plan.max_active_requests}"]
     return "\n".join(lines) + "\n"
+
+
+def _written(folder: Path, name: str, secret: str) -> Path:
+    path = (folder / name).resolve()
+    path.touch(mode=0o600)
+    path.write_text(secret + "\n", encoding="utf-8")
+    return path

@@ -14,7 +14,7 @@ from kvrelay.core.engine.cost import StepCost
 from kvrelay.core.engine.engine import EngineSettings
 from kvrelay.core.engine.scheduler import SchedulerLimits
 from kvrelay.core.model.events import EpochRotated, PolicyChanged, RequestArrived, SessionClosed, WorkerSpec
-from kvrelay.core.model.prompt import Prompt
+from kvrelay.core.model.prompt import Prompt, Tenant
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.core.routing.settings import RouterSettings
 from kvrelay.edge.observe.receipt_log import ReceiptLog, receipt_file
@@ -26,7 +26,7 @@ from kvrelay.lab.drills.fleets.targets import resolve
 from kvrelay.lab.drills.fleets.weather import BrokenWeather
 from kvrelay.lab.drills.history import Deed, Held, History, Outcome, Settled, View, WorkerView
 from kvrelay.lab.drills.prompts import Text
-from kvrelay.lab.drills.reference import MODEL, right_text, salt_of, weights
+from kvrelay.lab.drills.reference import MODEL, right_text, salt_of, tenant_salt, weights
 from kvrelay.lab.sim.attempt import HostTimes, SimRequest
 from kvrelay.lab.sim.worker import WorkerSetup
 from kvrelay.lab.sim.world import World
@@ -140,6 +140,7 @@ class SimulatedFleet:
             session_id=turn.session,
             model=turn.adapter or MODEL,
             adapter=turn.adapter,
+            tenant=Tenant() if turn.tenant is None else Tenant(turn.tenant, salt=tenant_salt(turn.tenant)),
         )
 
     def _note(self, number: int, begins_s: float, turns: tuple[Turn, ...]) -> None:
@@ -159,6 +160,7 @@ class SimulatedFleet:
         return Outcome(
             id=turn.id,
             session=turn.session,
+            tenant=turn.tenant,
             step=number,
             prompt_tokens=turn.text.tokens,
             at_s=due_s,
@@ -177,7 +179,7 @@ class SimulatedFleet:
         )
 
     def _right_texts(self, turn: Turn, receipt: Receipt | None) -> dict[str, str]:
-        salt = salt_of(None if receipt is None else receipt.epoch)
+        salt = salt_of(None if receipt is None else receipt.epoch, turn.tenant)
         revisions = dict.fromkeys(plan.revision for plan in self._plans.values())
         return {
             revision: right_text(turn.text, turn.max_tokens, revision, turn.adapter, salt) for revision in revisions
