@@ -136,6 +136,9 @@ def test_beginner(code: str, dossier: Dossier, expected: str, says: str) -> None
         ("near_network", change(probes=(ProbeEvidence(tier="lm", url="lm://x:1", connect_s=0.0004),)), "unknown",
          "bandwidth cannot be measured"),
         ("near_network", change(probes=(ProbeEvidence(tier="lm", url="x", problem="refused"),)), "unknown", "refused"),
+        ("near_network", change(probes=(
+            ProbeEvidence(tier="s3", url="s3://b", link=Link("s3", 2e9, 0.02), connect_s=0.001),)), "pass",
+         "round trip 1.00 ms, a small read 20.00 ms"),
         ("version_isolation", change(contract_blind=("rope_config",)), "fail", "rope_config differ"),
         ("version_isolation", change(drills=()), "unknown", "has passed"),
         ("version_isolation", change(drills=(DrillEvidence("d", "rolling-update", "mock", "fail", ("a hit of v1",)),)),
@@ -170,7 +173,7 @@ def tiers(call: Call, ratio: float, **changes: object) -> Dossier:
         ("cold_start", change(limits=structs.replace(DOSSIER.limits, cold_ttft_ms=310.0)), "fail", "more than 310 ms"),
         ("hits_without_gain", tiers(Call.HIGHER, 1.4), "fail", "the tier is quick enough: look at the workers' queues"),
         ("hits_without_gain", structs.replace(tiers(Call.HIGHER, 1.4), probes=with_link(0.03, 2e9).probes), "fail",
-         "the tier is too slow: valkey: round trip 30.00 ms"),
+         "the tier is too slow: valkey: round trip 30.00 ms, a small read"),
         ("hits_without_gain", structs.replace(tiers(Call.HIGHER, 1.4), probes=()), "fail", "has to be measured"),
         ("hits_without_gain", change(runs=(), findings=(finding("remote_slow", Found.WARN, "much hit, yet slow"),)),
          "fail", "much hit, yet slow"),

@@ -10,7 +10,7 @@ from kvrelay.core.sizing.breakeven import Link, Prefill, breakeven_tokens, point
 
 STAGE = "prelaunch"
 FAR_S = 0.010
-"""A small read that takes longer has not stayed in one datacentre: there it takes a fraction of a millisecond."""
+"""A round trip that takes longer has not stayed in one datacentre: there it takes a fraction of a millisecond."""
 
 ISOLATION_DRILLS = ("rolling-update", "rotation-revision", "store-revisions")
 
@@ -70,16 +70,17 @@ def near_network(dossier: Dossier) -> Answer:
 
 def _probed(dossier: Dossier, probe: ProbeEvidence) -> Answer:
     link = probe.link
-    if link is None and probe.connect_s is not None:
-        said = f"{probe.tier}: a connection took {probe.connect_s * 1e3:.2f} ms"
-        if probe.connect_s > FAR_S:
-            return failed(f"{said}: another datacentre or region (more than {FAR_S * 1e3:.0f} ms)", probe.url)
-        return unknown(f"{said}; its bandwidth cannot be measured from here", probe.url)
-    if link is None:
+    if link is None and probe.connect_s is None:
         return unknown(f"{probe.tier}: {probe.problem or 'not measured'}", probe.url)
-    said = f"{probe.tier}: round trip {link.latency_s * 1e3:.2f} ms, {link.bytes_per_s / 1e9:.2f} GB/s"
-    if link.latency_s > FAR_S:
+    round_trip_s = probe.connect_s if link is None or probe.connect_s is not None else link.latency_s
+    assert round_trip_s is not None, "either was measured"
+    said = f"{probe.tier}: round trip {round_trip_s * 1e3:.2f} ms"
+    if link is not None:
+        said += f", a small read {link.latency_s * 1e3:.2f} ms, {link.bytes_per_s / 1e9:.2f} GB/s"
+    if round_trip_s > FAR_S:
         return failed(f"{said}: another datacentre or region (more than {FAR_S * 1e3:.0f} ms)", probe.url)
+    if link is None:
+        return unknown(f"{said}; its bandwidth cannot be measured from here", probe.url)
     if not dossier.rates or dossier.limits.kv_bytes_per_token is None:
         lacking = "prefill rate" if not dossier.rates else "KV bytes per token"
         return unknown(f"{said}; without a {lacking} nobody can tell whether fetching beats computing", probe.url)

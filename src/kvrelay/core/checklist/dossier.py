@@ -133,7 +133,8 @@ class TierEvidence(Struct, frozen=True, kw_only=True):
 class ProbeEvidence(Struct, frozen=True, kw_only=True):
     """A shared tier that was written to and read from just now. Without a `link` there is a `problem`.
 
-    `connect_s`: of a server whose protocol is not spoken here, how long a connection took, which is one round trip.
+    `connect_s`: how long a connection took, which is one round trip. Known of servers whose protocol is not spoken
+    here, and of object stores, where a small read takes much longer than a round trip.
     """
 
     tier: str

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from msgspec import structs
 
@@ -70,15 +70,25 @@ def probe_lmcache(remote_url: str) -> ProbeEvidence:
     try:
         return _probe(name, shown, store_url(remote_url))
     except RemoteRefused:
-        parts = urlsplit(remote_url)
+        pass
     try:
-        if parts.hostname is None or parts.port is None:
-            raise OSError("it names no host and port")
-        began_s = time.perf_counter()
-        with socket.create_connection((parts.hostname, parts.port), timeout=DEADLINE_S):
-            return ProbeEvidence(tier=name, url=shown, connect_s=time.perf_counter() - began_s)
-    except (OSError, ValueError) as problem:
+        return ProbeEvidence(tier=name, url=shown, connect_s=_connect_s(remote_url))
+    except OSError as problem:
         return ProbeEvidence(tier=name, url=shown, problem=str(problem))
+
+
+def _connect_s(url: str) -> float:
+    """Raises OSError."""
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError as problem:
+        raise OSError(str(problem)) from problem
+    if host is None or port is None:
+        raise OSError("it names no host and port")
+    began_s = time.perf_counter()
+    with socket.create_connection((host, port), timeout=DEADLINE_S):
+        return time.perf_counter() - began_s
 
 
 def _tier(tier: StoreTier) -> TierEvidence:
@@ -115,9 +125,16 @@ def _probe(name: str, shown: str, url: str) -> ProbeEvidence:
     from kvrelay.lab.sizing.live import measure_store
 
     try:
-        return ProbeEvidence(tier=name, url=shown, link=measure_store(url))
+        return ProbeEvidence(tier=name, url=shown, link=measure_store(url), connect_s=_to_endpoint_s(url))
     except (StoreError, StoreConfigError, OSError) as problem:
         return ProbeEvidence(tier=name, url=shown, problem=str(problem))
+
+
+def _to_endpoint_s(url: str) -> float | None:
+    """Of an object store whose URL names its endpoint; None for others, where a small read is a round trip."""
+    parts = urlsplit(url)
+    endpoint = parse_qs(parts.query).get("endpoint", [""])[0]
+    return _connect_s(endpoint) if parts.scheme == "s3" and endpoint else None
 
 
 def look_at_formats(tiers: Sequence[StoreTier]) -> tuple[FormatEvidence, ...]:
