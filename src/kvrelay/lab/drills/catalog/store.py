@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from kvrelay.lab.drills import promises as hold
 from kvrelay.lab.drills.actions import CountReads, ForgetCaches, SpoilStore, StoreDown, StoreUp, WipeStore
-from kvrelay.lab.drills.drill import Do, Drill, Look, Promise, Send, Setup, StorePlan, Turn, Wait, WorkerPlan, workers
+from kvrelay.lab.drills.drill import (
+    Do,
+    Drill,
+    Look,
+    Promise,
+    Send,
+    Settle,
+    Setup,
+    StorePlan,
+    Turn,
+    Wait,
+    WorkerPlan,
+    workers,
+)
 from kvrelay.lab.drills.fleets.shared_store import DEADLINE_MS, MAX_FETCHES
 from kvrelay.lab.drills.history import Finding, History, found
 from kvrelay.lab.drills.prompts import text
@@ -50,6 +63,8 @@ def _loaded(step: int) -> Promise:
         hits = _seconds(seen, step)
         if None in hits:
             return found(None, f"hits are {hold.NOT_OBSERVED}")
+        if not hits:
+            return found(None, "no prompt came to another worker than the one that had it")
         with_any = sum(bool(hit) for hit in hits)
         return found(with_any >= len(hits) / 2, f"{with_any} of {len(hits)} prompts loaded by the other worker: {hits}")
 
@@ -106,6 +121,7 @@ def _outage(name: str, plan: StorePlan, how: str, during: tuple[Promise, ...], w
             Send(_pairs("without", 2000)),
             Do(StoreUp()),
             Wait(4.0),
+            Settle(within_s=40.0),  # whose requests failed is tried again after half a minute at the latest
             Send(_pairs("again", 3000)),
             Wait(0.5),
             Look("end"),
