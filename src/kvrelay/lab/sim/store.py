@@ -42,9 +42,7 @@ class Place(Wrapped):
         super().__init__(inner)
         self.reach: Reach = "ok"
         self.slower_s = 0.0
-        self.on_read: Callable[[Life, Fetch], Action] | None = (
-            None  # a read begins; what is returned is done at its end
-        )
+        self.on_job: Callable[[Life, Job], Action | None] | None = None  # it sets out; to be done when it arrives
         self._read_s, self._other_s = read_s, other_s
         self._parked: list[Action] = []
 
@@ -223,8 +221,10 @@ class _Travel:
 
     def submit(self, work: Callable[[], object], job: Job | None = None) -> None:
         place, takes_s = self._place, self._place.takes_s(job)
-        if isinstance(job, Fetch) and place.on_read is not None and place.reach == "ok":
-            self._life.agenda.after(takes_s, place.on_read(self._life, job))
+        if job is not None and place.on_job is not None and place.reach == "ok":
+            then = place.on_job(self._life, job)
+            if then is not None:
+                self._life.agenda.after(takes_s, then)
         self._life.later(takes_s, partial(self._arrive, work, job))
 
     def close(self) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from kvrelay.core.tiers.effects import Fetch
 from kvrelay.edge.stores.memory import MemoryStore
+from kvrelay.edge.stores.runtime import Job
 from kvrelay.lab.drills import actions as act
 from kvrelay.lab.drills.drill import StorePlan
 from kvrelay.lab.drills.fleets.shared_store import CHUNK_BLOCKS, READ_TAKES_S, store_options
 from kvrelay.lab.drills.fleets.spoilt import SpoiltStore
+from kvrelay.lab.sim.agenda import Action
 from kvrelay.lab.sim.store import Place, SharedTiers
+from kvrelay.lab.sim.worker import Life
 
 StoreAction = act.StoreDown | act.StoreUp | act.SpoilStore | act.WipeStore | act.CountReads
 
@@ -18,12 +22,15 @@ class SimulatedStore:
     def __init__(self, plan: StorePlan, *, seed: int) -> None:
         self.content = SpoiltStore()
         self._remote = Place(self.content, read_s=READ_TAKES_S)
-        self._remote.on_read = lambda life, fetch: self.content.read_begins(fetch.key)
+        self._remote.on_job = self._sets_out
         places = [self._remote]
         if plan.below:
             places.append(Place(MemoryStore()))
         options = store_options(plan, remote_url="peer://store.sim:1", below_url="file:///sim/below")
         self.tiers = SharedTiers(options, places, chunk_blocks=CHUNK_BLOCKS, seed=seed)
+
+    def _sets_out(self, life: Life, job: Job) -> Action | None:
+        return self.content.read_begins(job.key) if isinstance(job, Fetch) else None
 
     def strike(self, action: StoreAction) -> None:
         match action:

@@ -17,22 +17,26 @@ SCAN_DEADLINE_S = 5.0
 
 class SpoiltStore(Wrapped):
     """`how`: None, `truncated` (half of each object), `damaged` (one bit, of the byte at `damage_at` of its length),
-    `phantom` (known, and not there), `foreign` (one that lies under another name). Reads are counted by whoever knows
-    when they begin and end."""
+    `phantom` (known, and not there), `foreign` (one that lies under another name); one read in `every`. Reads are
+    counted by whoever knows when they begin and end."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())
         self.how: str | None = None
         self.damage_at = 1.0
+        self.every = 1
         self.reads: Counter[bytes] = Counter()
         self.most_reads_at_once = 0
         self._running = 0
-        self._handed_out = 0
+        self._reads_to_spoil = 0
         self._counting = threading.Lock()
 
     def read(self, key: bytes, *, deadline_s: float) -> Buffer | None:
         found = self.inner.read(key, deadline_s=deadline_s)
-        return found if found is None or self.how is None else self._spoilt(key, bytearray(found))
+        if found is None or self.how is None:
+            return found
+        self._reads_to_spoil += 1
+        return found if self._reads_to_spoil % self.every else self._spoilt(key, bytearray(found))
 
     def read_into(self, key: bytes, parts: Sequence[memoryview], *, deadline_s: float) -> int | None:
         found = self.read(key, deadline_s=deadline_s)
@@ -81,6 +85,6 @@ class SpoiltStore(Wrapped):
                 return None
             case "foreign":
                 others = [info.key for info in self.inner.scan(deadline_s=SCAN_DEADLINE_S) if info.key != key]
-                self._handed_out += 1
-                return self.inner.read(others[self._handed_out % len(others)], deadline_s=1.0) if others else None
+                other = others[self._reads_to_spoil % len(others)] if others else key
+                return self.inner.read(other, deadline_s=SCAN_DEADLINE_S)
         raise AssertionError(f"no such damage: {self.how}")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import traceback
-from functools import lru_cache
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
 from kvrelay.core.engine.cost import StepCost
 from kvrelay.core.engine.engine import EngineSettings
@@ -23,22 +21,20 @@ from kvrelay.core.model.events import (
     KvBatch,
     PolicyChanged,
     ReplayArrived,
-    RequestArrived,
     RequestFinished,
     ResidencyReset,
     SessionClosed,
     WokeUp,
     WorkerSpec,
 )
-from kvrelay.core.model.prompt import Prompt, Tenant, TokenIds
-from kvrelay.core.model.units import IndexState, Status, Trigger
+from kvrelay.core.model.units import Trigger
 from kvrelay.core.routing.settings import RouterSettings
-from kvrelay.core.routing.status import WorkerStatus
 from kvrelay.lab.drills.fuzz.invariant import Broken
+from kvrelay.lab.drills.fuzz.prompts import ADAPTER, MODEL, adapter_of, salted_now, tenant_of, tokens_of, weights_of
 from kvrelay.lab.drills.fuzz.schedule import BLOCK_TOKENS, HEAL_S, POLICIES, Ask, Hit, Schedule, TierPlan
+from kvrelay.lab.drills.fuzz.verdict import books_are_closed, claims_are_true, everybody_serves, texts_are_right
 from kvrelay.lab.drills.fuzz.watch import CHECK_EVERY, MAX_PENDING_BATCHES, MAX_SESSIONS, Watchman
 from kvrelay.lab.drills.fuzz.weather import FuzzWeather
-from kvrelay.lab.drills.reference import text_of
 from kvrelay.lab.sim.attempt import HostTimes, SimRequest
 from kvrelay.lab.sim.worker import WorkerSetup
 from kvrelay.lab.sim.world import World
@@ -46,8 +42,6 @@ from kvrelay.lab.sim.world import World
 if TYPE_CHECKING:
     from kvrelay.lab.drills.fuzz.store import StoreUnderAttack
 
-MODEL, OTHER_WEIGHTS, ADAPTER = "mock-model", "mock-model@v2", "ad"
-SALTS = (None, "salt-of-one", "salt-of-two")
 INTERVAL_S = 0.5
 RECOVERY_S = 12.0  # a worker that was slow is tried again after ten seconds
 LONG_RECOVERY_S = 32.0  # and one that failed again and again after thirty
@@ -84,7 +78,7 @@ class Run:
         self._asks: dict[str, Ask] = {}
         self._removed: set[str] = set()
         self._drained: set[str] = set()
-        self._store = None if plan.store is None else _under_attack(plan.store, schedule.seed)
+        self._store = None if plan.store is None else _under_attack(plan.store, schedule.seed, self._kill)
         self.world = World(
             (),
             settings=RouterSettings(
@@ -116,7 +110,7 @@ class Run:
         """None: everything held."""
         try:
             for number in range(self.schedule.fleet.workers):  # who observes must know the world
-                self.world.add(self._worker(f"w{number}", self._weights_of(number)))
+                self.world.add(self._worker(f"w{number}"))
             self._faulty_part()
             self._heal()
             self._quiet_part()
@@ -130,15 +124,10 @@ class Run:
             return Failure(what=what, at_s=round(self.world.now_s, 4), where=where)
         return None
 
-    def _weights_of(self, number: int) -> str:
-        plan = self.schedule.fleet
-        other = plan.store is not None and plan.store.mixed and number == plan.workers - 1
-        return OTHER_WEIGHTS if other else MODEL
-
-    def _worker(self, name: str, weights: str) -> WorkerSetup:
+    def _worker(self, name: str) -> WorkerSetup:
         plan = self.schedule.fleet
         engine = EngineSettings(
-            model=weights,
+            model=weights_of(plan, name),
             block_size_tokens=BLOCK_TOKENS,
             blocks=plan.blocks,
             max_model_len=plan.blocks * BLOCK_TOKENS,
@@ -178,12 +167,12 @@ class Run:
             return
         request = SimRequest(
             request_id=ask.id,
-            token_ids=_tokens(ask.root, ask.turns, ask.tokens),
+            token_ids=tokens_of(ask.root, ask.turns, ask.tokens),
             max_tokens=ask.max_tokens,
             session_id=ask.session,
             model=ADAPTER if ask.adapter else MODEL,
-            adapter=ADAPTER if ask.adapter else None,
-            tenant=Tenant(f"t{ask.tenant}", salt=SALTS[ask.tenant]),
+            adapter=adapter_of(ask),
+            tenant=tenant_of(ask),
             priority=ask.priority,
         )
         self._asks[ask.id] = ask
@@ -197,10 +186,14 @@ class Run:
         life = self.world.workers[f"w{ask.beside}"].life
         if life is None:
             return
-        adapter, tenant, epochs = ADAPTER if ask.adapter else None, Tenant(f"t{ask.tenant}"), self.world.router.epochs
-        tenant = epochs.salted(replace(tenant, salt=SALTS[ask.tenant]), epochs.tag(tenant.name, adapter))
-        tokens = _tokens(ask.root, ask.turns, ask.tokens)
-        life.submit(EngineRequest(ask.id, tokens, ask.max_tokens, adapter=adapter, salt=tenant.salt), _Nobody())
+        request = EngineRequest(
+            ask.id,
+            tokens_of(ask.root, ask.turns, ask.tokens),
+            ask.max_tokens,
+            adapter=adapter_of(ask),
+            salt=salted_now(ask, self.world.router.epochs).salt,
+        )
+        life.submit(request, _Nobody())
         if ask.leaves_after_s is not None:
             self.world.at(ask.at_s + ask.leaves_after_s, lambda: life.abort(ask.id))
 
@@ -270,13 +263,17 @@ class Run:
 
     def _former_life(self, name: str) -> None:
         """What a life that is over had published arrives only now, as far as its numbers are still to come here."""
-        known = next((seen for seen in self._status() if seen.name == name), None)
+        known = next((seen for seen in self.world.router.status(self.world.now_s).workers if seen.name == name), None)
         next_seq = 0 if known is None else known.targets[0].next_event_seq or 0
         for event in tuple(self._seen):
             if not isinstance(event, KvBatch) or event.worker.name != name or event.seq < next_seq:
                 continue
             if known is None or event.worker.incarnation != known.incarnation:
                 self.world.feed(event)
+
+    def _kill(self, name: str) -> None:
+        if name not in self._removed:
+            self.world.kill(name)
 
     def _remove(self, name: str) -> None:
         """Two at least stay."""
@@ -387,87 +384,24 @@ class Run:
         """The loss of a tail cannot be seen before anything follows, so something follows at every worker."""
         for name, worker in self.world.workers.items():
             if worker.life is not None and worker.life.answers:
-                tokens = _tokens(5000 + int(name[1:]), 1, 3 * BLOCK_TOKENS)
+                tokens = tokens_of(5000 + int(name[1:]), 1, 3 * BLOCK_TOKENS)
                 worker.life.submit(EngineRequest(f"beside/{name}", tokens, 1), _Nobody())
 
-    # --- and is judged -----------------------------------------------------------------------------------------------
-
-    def _status(self) -> tuple[WorkerStatus, ...]:
-        return self.world.router.status(self.world.now_s).workers
-
     def _judge(self) -> None:
-        self._watchman.look_at(self.world.router)
-        self.world.check()
-        self._texts_are_right()
-        self._books_are_closed()
-        self._everybody_serves()
-        self._claims_are_true()
-
-    def _texts_are_right(self) -> None:
-        """An answer is the beginning of what an engine gives that knows nothing else."""
-        receipts = {receipt.request_id: receipt for receipt in self.world.receipts}
-        for request_id, answer in self.world.answers.items():
-            if not answer.token_ids:
-                continue
-            request = self.requests[request_id]
-            receipt = receipts.get(request_id)
-            if receipt is None or receipt.epoch is None:
-                continue  # cut with its gateway: nobody wrote down which epoch it was of
-            salt = self._salt_of(request.tenant.salt, receipt.epoch)
-            weights = self._weights_of(int((receipt.chosen_worker or "w0").removeprefix("w")))
-            right = text_of(request.token_ids, len(answer.token_ids), weights, request.adapter, salt, BLOCK_TOKENS)
-            if bytes(answer.token_ids) != right:
-                raise Broken(f"{request_id} was answered with KV that is not its own")
-
-    def _salt_of(self, salt: str | None, epoch: str) -> str | None:
-        return salt if epoch == "0" else f"{salt or ''}~epoch-{epoch}"
-
-    def _books_are_closed(self) -> None:
-        status = self.world.router.status(self.world.now_s)
-        booked = {worker.name: worker.targets[0].active_requests for worker in status.workers}
-        if status.live_requests or any(booked.values()) or status.in_flight_prompts or status.queue_depth:
-            raise Broken(
-                f"at rest: {status.live_requests} live, booked {booked}, {status.in_flight_prompts} in flight, "
-                f"{status.queue_depth} waiting"
-            )
-
-    def _everybody_serves(self) -> None:
-        after = [receipt for receipt in self.world.receipts if receipt.request_id.startswith("after-")]
-        failed = [receipt.request_id for receipt in after if receipt.status is not Status.OK]
-        if failed:
-            raise Broken(f"healed, and still {len(failed)} of {len(after)} requests fail: {failed[:3]}")
-        served = {receipt.chosen_worker for receipt in after}
-        idle = [name for name in self.world.workers if name not in self._removed and name not in served]
-        if idle:
-            raise Broken(f"healed, and still {idle} get none of {len(after)} requests")
-
-    def _claims_are_true(self) -> None:
-        """Of every prompt ever sent: what is claimed equals what is held, or the index says that it is not whole."""
-        router, world = self.world.router, self.world
-        states = {seen.name: seen.targets[0].index_state for seen in self._status()}
-        probes = {(ask.root, ask.turns, ask.tokens, ask.tenant, ask.adapter): ask for ask in self._asks.values()}
-        for ask in probes.values():
-            tokens = _tokens(ask.root, ask.turns, ask.tokens)
-            adapter = ADAPTER if ask.adapter else None
-            tenant = Tenant(f"t{ask.tenant}", salt=SALTS[ask.tenant])
-            tenant = router.epochs.salted(tenant, router.epochs.tag(tenant.name, adapter))
-            keys = {BLOCK_TOKENS: router.keyer.prompt_keys(tokens, BLOCK_TOKENS, adapter=adapter, salt=tenant.salt)}
-            arrived = RequestArrived("probe", Prompt(len(tokens), keys), adapter=adapter, tenant=tenant)
-            for candidate in router.match(world.now_s, arrived).candidates:
-                claimed = candidate.tiers.get("gpu", 0) // BLOCK_TOKENS
-                real = world.cached_blocks(candidate.worker, tokens, adapter=adapter, salt=tenant.salt)
-                real = min(real, (len(tokens) - 1) // BLOCK_TOKENS)  # of a whole prompt one token is computed again
-                whole = states[candidate.worker] is IndexState.LIVE
-                if claimed > real or (whole and claimed < real):
-                    where = f"{candidate.worker} ({states[candidate.worker]})"
-                    raise Broken(f"{where}: {claimed} blocks claimed, {real} held of {ask.id}")
+        world = self.world
+        self._watchman.look_at(world.router)
+        world.check()
+        texts_are_right(world, self.requests, self.schedule.fleet)
+        books_are_closed(world)
+        everybody_serves(world, self._removed)
+        claims_are_true(world, self._asks.values())
 
 
-def _under_attack(plan: TierPlan, seed: int) -> StoreUnderAttack:
+def _under_attack(plan: TierPlan, seed: int, kill: Callable[[str], None]) -> StoreUnderAttack:
     """Imported on use: a schedule without a store needs no package for stores."""
     from kvrelay.lab.drills.fuzz.store import StoreUnderAttack
 
-    return StoreUnderAttack(plan, seed=seed)
+    return StoreUnderAttack(plan, seed=seed, kill=kill)
 
 
 class _Nobody:
@@ -477,14 +411,6 @@ class _Nobody:
     def on_finished(self, finished: object) -> None: ...
     def on_lost(self) -> None: ...
     def on_refused(self) -> None: ...
-
-
-@lru_cache(maxsize=4096)
-def _tokens(root: int, turns: int, tokens: int) -> TokenIds:
-    parts = [
-        np.random.default_rng([root, piece]).integers(0, 50_000, tokens if piece == 0 else 9) for piece in range(turns)
-    ]
-    return np.concatenate(parts).astype(np.uint32)
 
 
 def play(schedule: Schedule) -> Failure | None:

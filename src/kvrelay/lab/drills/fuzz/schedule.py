@@ -141,11 +141,13 @@ STORE_HITS: dict[str, tuple[int, Callable[[random.Random], float]]] = {
     "store_truncated": (3, lambda chance: 0.0),
     "store_phantom": (3, lambda chance: 0.0),
     "store_foreign": (4, lambda chance: 0.0),
+    "store_every": (6, lambda chance: chance.choice((1, 2, 3))),  # of so many reads one is spoilt
     "store_whole": (5, lambda chance: 0.0),
     "store_partial": (2, lambda chance: 0.0),
     "store_silent": (3, lambda chance: 0.0),
     "store_full": (1, lambda chance: 0.0),
     "store_unheard": (2, lambda chance: 0.0),
+    "store_kill": (4, lambda chance: chance.choice((0, 0.5, 1, 1.5, 2, 2.5))),  # a worker, in the middle of a save
     "store_evict": (4, lambda chance: chance.choice((1, 2, 3))),
 }
 
@@ -161,7 +163,7 @@ def schedule_of(seed: int) -> Schedule:
     fleet, crowd = _crowded(crowding, fleet) if crowding.random() < CROWDED else (fleet, ())
     if of_store.random() < STORES:
         fleet = replace(fleet, store=_store(of_store, migrates=fleet.migrate))
-        hits += [_store_hit(of_store) for _ in range(of_store.randint(1, 8))]
+        hits += [_store_hit(of_store, fleet.workers) for _ in range(of_store.randint(2, 10))]
         asks += [_beside(of_store, number, fleet.workers) for number in range(of_store.randint(12, 32))]
     ops: list[Op] = sorted((*asks, *crowd, *hits), key=lambda op: op.at_s)
     return Schedule(seed=seed, fleet=fleet, ops=tuple(ops))
@@ -188,10 +190,11 @@ def _beside(chance: random.Random, number: int, workers: int) -> Ask:
     return replace(ask, id=f"b{number}", beside=worker, root=ask.root % 2, turns=chance.choice((3, 4)), tokens=30)
 
 
-def _store_hit(chance: random.Random) -> Hit:
+def _store_hit(chance: random.Random, workers: int) -> Hit:
     at_s = round(chance.uniform(0.3, FAULTY_S), 4)
     kind, draw = _weighted(chance, STORE_HITS)
-    return Hit(at_s=at_s, kind=kind, amount=draw(chance))
+    worker = chance.randrange(workers) if kind == "store_kill" else -1
+    return Hit(at_s=at_s, kind=kind, worker=worker, amount=draw(chance))
 
 
 def _fleet(chance: random.Random) -> FleetPlan:

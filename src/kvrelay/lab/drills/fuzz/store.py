@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ import numpy as np
 from kvrelay.core.engine.engine import BlocksLoaded, Finished
 from kvrelay.core.engine.sequence import EngineRequest
 from kvrelay.core.model.ids import WorkerId
-from kvrelay.core.tiers.effects import Fetch
+from kvrelay.core.tiers.effects import Fetch, Write
 from kvrelay.core.tiers.header import MANIFEST
 from kvrelay.core.tiers.manifest import piece_name
 from kvrelay.core.tiers.outcome import Outcome
 from kvrelay.edge.stores.object import HEAD_BYTES, Head, check_payload, parse_head
+from kvrelay.edge.stores.runtime import Job
 from kvrelay.edge.stores.store import Buffer, Store, StoreUnavailable, WriteOutcome
 from kvrelay.edge.stores.wrappers import Faulty
 from kvrelay.lab.drills.fleets.spoilt import SpoiltStore
@@ -76,13 +77,15 @@ class BrittleStore(SpoiltStore):
 
 
 class StoreUnderAttack:
-    """`tiers.connect` is for the world."""
+    """`tiers.connect` is for the world; `kill` ends a worker's process."""
 
-    def __init__(self, plan: TierPlan, *, seed: int) -> None:
+    def __init__(self, plan: TierPlan, *, seed: int, kill: Callable[[str], None]) -> None:
         self._plan = plan
         self._content = BrittleStore()
         self._place = Place(self._content, read_s=plan.read_s)
-        self._place.on_read = self._reads_once
+        self._place.on_job = self._sets_out
+        self._kill = kill
+        self._doomed: dict[str, float] = {}  # worker -> writes until its end
         self._reading: dict[WorkerId, set[bytes]] = {}  # asked for membership and size only
         places = [None, self._place] if plan.local_bytes else [self._place]
         self.tiers = SharedTiers(self._options(), places, chunk_blocks=plan.chunk_blocks, seed=seed)
@@ -117,18 +120,46 @@ class StoreUnderAttack:
                 place.slower_s = hit.amount
             case "truncated" | "damaged" | "phantom" | "foreign" as how:
                 content.how, content.damage_at = how, hit.amount
+            case "every":
+                content.every = int(hit.amount)
             case "whole":
                 content.how, content.breaks_writes = None, "none"
             case "partial" | "silent" | "full" | "unheard" as how:
                 content.breaks_writes = how
+            case "kill":
+                self._doomed[f"w{hit.worker}"] = hit.amount
             case "evict":
                 content.evict(int(hit.amount))
             case _:
                 raise ValueError(f"no such hit: {hit.kind}")
 
     def heal(self) -> None:
+        self._doomed.clear()
         self._place.mend()
         self._content.how, self._content.breaks_writes = None, "none"
+
+    def _sets_out(self, life: Life, job: Job) -> Action | None:
+        match job:
+            case Fetch():
+                return self._reads_once(life, job)
+            case Write():
+                return self._ends_with_it(life)
+            case _:
+                return None
+
+    def _ends_with_it(self, life: Life) -> Action | None:
+        """The worker dies in the middle of a save: before this write arrives, or (half a write more) right after."""
+        name = life.id.name
+        left = self._doomed.get(name)
+        if left is None:
+            return None
+        if left >= 1:
+            self._doomed[name] = left - 1
+            return None
+        del self._doomed[name]
+        if left:
+            return lambda: life.agenda.after(0.0, lambda: self._kill(name))
+        return lambda: self._kill(name)
 
     # --- what must hold ----------------------------------------------------------------------------------------------
 
@@ -169,8 +200,9 @@ class StoreUnderAttack:
     def comes_to_rest(self) -> None:
         self.look_at()
         for name, connection in self.tiers.connections.items():
-            owed = connection.store.tiers.under_way
-            hold(connection.life.ended or not owed, f"at rest {name} still waits for {owed} answers of the store")
+            if connection.life.answers:  # who was removed while it stood still stands still
+                owed = connection.store.tiers.under_way
+                hold(not owed, f"at rest {name} still waits for {owed} answers of the store")
 
     def is_shared_again(self, world: World) -> None:
         """What one worker computes now, all others of its kind load, if they are to."""
