@@ -103,6 +103,9 @@ class KvWorker(VllmWorker):
     def contract(self) -> dict[str, Any]:
         return self._get(f"{self.report}/contract")
 
+    def settings(self) -> dict[str, Any]:
+        return self._get(f"{self.report}/settings")
+
     def wait_until_sharing(self) -> None:
         """Until its contract is formed and compared with those in the store."""
         wait_for(lambda: self.contract()["contract"] is not None)

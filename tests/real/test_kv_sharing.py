@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.real.conftest import gateway
-from tests.real.engine import BLOCK_SIZE
+from tests.real.engine import BLOCK_SIZE, VERSION
 from tests.real.kv_pair import KvPair, prompt_of
 from tests.real.kv_worker import CHUNK_TOKENS, wait_for
 
@@ -19,7 +19,7 @@ PROMPTS = 50
 TIERS = ("valkey", "folder", "s3")
 
 
-@pytest.mark.covers("TR-11", "CN-01", "CN-02", "S34")
+@pytest.mark.covers("TR-11", "TR-20", "CN-01", "CN-02", "S34")
 @pytest.mark.parametrize("tier", TIERS)
 def test_b_loads_what_a_computed_and_is_sooner_with_its_first_token(kv_pair: KvPair, tier: str) -> None:
     cold, loaded = [], []
@@ -36,6 +36,8 @@ def test_b_loads_what_a_computed_and_is_sooner_with_its_first_token(kv_pair: KvP
         loaded.append(answered.seconds)
         assert (answered.kv["outcome"], answered.kv.get("local_tokens", 0)) == ("hit", 0)
         assert answered.kv["loaded_tokens"] == answered.kv["planned_tokens"] == answered.cached_tokens == 1568
+        scope = "cluster" if tier == "valkey" else "persistent"
+        assert answered.kv["tokens_by_scope"] == {"engine": 0, scope: 1568}
     print(f"\n{tier}: cold {_ms(cold)} ms, loaded {_ms(loaded)} ms, last path {answered.kv['ms']}")
     assert tier == "s3" or min(loaded) <= 0.4 * min(cold)
 
@@ -127,3 +129,11 @@ def _lengths() -> Any:
 
 def _ms(seconds: list[float]) -> str:
     return json.dumps([round(value * 1000) for value in seconds])
+
+
+@pytest.mark.covers("CN-08", "CC-18")
+def test_a_worker_says_what_it_does_with_failed_loads_and_what_it_is_made_of(kv_pair: KvPair) -> None:
+    """What `kvrelay doctor` asks for; the engine's own default would be `fail`."""
+    told = kv_pair.b.settings()
+    assert told["load_failure_policy"] == "recompute"
+    assert told["versions"]["vllm"].startswith(VERSION)

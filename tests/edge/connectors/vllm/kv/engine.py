@@ -115,5 +115,6 @@ def step(connector: SchedulerHalf, asked: Any, *, computed: int, new: int) -> li
 
 
 def report(connector: SchedulerHalf, asked: Any, chunks: int, outcome: str = HIT) -> None:
-    loaded = LoadReport(chunks, chunks * GEOMETRY.chunk_bytes, {"fetch": 1.0}, outcome, {"t": 1}, {"t": 1.0})
+    scopes: list[str | None] = ["cluster"] * chunks
+    loaded = LoadReport(chunks, chunks * GEOMETRY.chunk_bytes, {"fetch": 1.0}, outcome, {"t": 1}, {"t": 1.0}, scopes)
     connector.reported(StepReports(loads={asked.request_id: loaded}))

@@ -101,6 +101,7 @@ def test_of_a_load_that_failed_on_the_way_what_came_before_is_kept() -> None:
     assert step(connector, asked, computed=8, new=22) == [(8, (12, 13)), (16, (14, 15))]
     record = connector.finished(asked)
     assert record is not None and (record.outcome, record.loaded_tokens, record.planned_tokens) == ("miss", 8, 24)
+    assert record.tokens_by_scope == {"engine": 0, "cluster": 8}
 
 
 def test_a_slow_lookup_holds_nobody_up_and_is_given_up_at_its_deadline() -> None:

@@ -63,6 +63,7 @@ class LoadReport:
     outcome: str  # `hit`, or that of the first chunk that failed
     bytes_by_tier: dict[str, int] = field(default_factory=dict)
     ms_by_tier: dict[str, float] = field(default_factory=dict)
+    scopes: list[str | None] = field(default_factory=list)  # per leading chunk
 
     def joined(self, other: LoadReport) -> LoadReport:
         """Of two ranks: only what all of them have can be used, and the slowest one was waited for."""
@@ -75,6 +76,7 @@ class LoadReport:
             outcome=worse.outcome,
             bytes_by_tier=worse.bytes_by_tier,
             ms_by_tier=worse.ms_by_tier,
+            scopes=worse.scopes,
         )
 
 

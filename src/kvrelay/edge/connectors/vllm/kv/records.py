@@ -38,6 +38,7 @@ class LoadRecord(Struct, kw_only=True, omit_defaults=True):
     ms: dict[str, float] = {}
     predicted_fetch_ms: float | None = None
     predicted_recompute_ms: float | None = None
+    tokens_by_scope: dict[str, int] = {}
 
     @property
     def cached_tokens(self) -> int:

@@ -12,6 +12,7 @@ from kvrelay.edge.connectors.vllm.kv.chain import Chain, Medium
 from kvrelay.edge.connectors.vllm.kv.orders import HIT, Load, LoadReport
 from kvrelay.edge.connectors.vllm.kv.records import NONE, LoadRecord
 from kvrelay.edge.connectors.vllm.kv.store import Found
+from kvrelay.edge.stores.scope import Scope
 
 NOT_WANTED = "not_wanted"  # it was there, and the engine did not take it or never got so far
 
@@ -91,6 +92,15 @@ class Tracked:
             return 0
         return sum(chunk.wanted_blocks for chunk in self.load.chunks[: self.reports[-1].chunks])
 
+    def tokens_by_scope(self, block_size_tokens: int) -> dict[str, int]:
+        """Of what was not computed: how far it came."""
+        tokens = {Scope.ENGINE.value: self.local_tokens}
+        if self.load is not None and self.reports:
+            for chunk, scope in zip(self.load.chunks, self.reports[-1].scopes, strict=False):
+                if scope is not None:
+                    tokens[scope] = tokens.get(scope, 0) + chunk.wanted_blocks * block_size_tokens
+        return tokens
+
     def _reason(self, last: LoadReport | None) -> str | None:
         if last is not None and last.outcome == HIT:
             return None
@@ -118,6 +128,7 @@ class Tracked:
             ms={step: round(value, 3) for step, value in ms.items()},
             predicted_fetch_ms=None if found is None else found.fetch_ms,
             predicted_recompute_ms=None if found is None else found.recompute_ms,
+            tokens_by_scope=self.tokens_by_scope(block_size_tokens),
         )
 
 

@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from kvrelay import __version__
 from kvrelay.core.contract.fields import Contract, ContractError
-from kvrelay.edge.connectors.kv_versions import installed_versions
 from kvrelay.edge.connectors.vllm.kv.digests import FileDigests
 from kvrelay.edge.connectors.vllm.kv.facts import MemoryFacts, adapter_digest, engine_contract, memory_facts
 from kvrelay.edge.connectors.vllm.kv.pages import pages_of
@@ -123,7 +123,7 @@ def scheduler_side(config: Any, kv_cache_config: Any, settings: Settings) -> Sch
     )
     if transfer.kv_load_failure_policy == "fail":
         log.warning("kv_load_failure_policy is `fail`, the engine's default: KV that cannot be loaded ends its request")
-    about = {"load_failure_policy": transfer.kv_load_failure_policy, "versions": installed_versions()}
+    about = {"load_failure_policy": transfer.kv_load_failure_policy, "versions": _who_moves_kv()}
     report = (
         None if settings.report is None else ReportServer(settings.report, records, standing, switch, settings=about)
     )
@@ -159,6 +159,15 @@ def _shape(memory: MemoryFacts, chunk_blocks: int, block_size_tokens: int) -> Ch
         dtype=memory.dtype,
         shape=(layers, chunk_blocks, memory.page_bytes),
     )
+
+
+def _who_moves_kv() -> dict[str, str]:
+    """We, the engine, and what else of the kind is installed beside it."""
+    versions = {"kvrelay": __version__, "vllm": _versions()["vllm"]}
+    try:
+        return {**versions, "lmcache": metadata.version("lmcache")}
+    except metadata.PackageNotFoundError:
+        return versions
 
 
 def _versions() -> dict[str, str]:

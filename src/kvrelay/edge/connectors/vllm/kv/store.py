@@ -41,6 +41,7 @@ class Fetched(Struct, frozen=True):
     ms: float
     bytes_by_tier: Mapping[str, int] = {}
     ms_by_tier: Mapping[str, float] = {}
+    scopes: tuple[str | None, ...] = ()  # per chunk: how far a `hit` came, see `edge/stores/scope.py`
 
 
 class ChunkStore(Protocol):
@@ -138,7 +139,8 @@ class SharedTiers:
         plan = structs.replace(self._store.plan(namespace, keys, shape), places=tuple(places))
         outcome = self._store.fetch(plan, into)
         words = tuple(word.value for word in outcome.outcomes)
-        return Fetched(words, outcome.ms, outcome.bytes_by_tier, outcome.ms_by_tier)
+        scopes = tuple(None if scope is None else scope.value for scope in outcome.scopes)
+        return Fetched(words, outcome.ms, outcome.bytes_by_tier, outcome.ms_by_tier, scopes)
 
     def save(
         self, namespace: Namespace, key: bytes, shape: ChunkShape, payload: memoryview, *, first_token: int

@@ -112,6 +112,7 @@ class WorkerHalf:
             self._into_pages(chunk, slot)
         self._pages.finish()
         report.chunks += good
+        report.scopes += fetched.scopes[:good]
         report.bytes_read += good * self._staging.chunk_bytes
         for step, value in {"fetch": fetched.ms, "copy": (time.monotonic() - began) * 1000}.items():
             report.ms[step] = report.ms.get(step, 0.0) + value
