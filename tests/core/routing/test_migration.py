@@ -135,16 +135,34 @@ def test_a_client_that_leaves_between_two_workers_closes_the_books(rig):
     assert all(rig.load(name) == [0, 0, 0] for name in "abc")
 
 
-def test_many_streams_of_one_lost_worker_move_within_the_budget():
+@pytest.mark.covers("RT-23", "S24")
+def test_all_streams_of_a_lost_worker_move_as_its_death_is_one_failure():
     rig = Rig(policy="round_robin", migrate=True, retry_budget_ratio=0.1)
-    rig.join("a", "b")
-    for _ in range(300):
+    rig.join("a", "b", "c")
+    for _ in range(900):
         rig.arrive(text(1))
-    on_a = [f"r{number}" for number in range(1, 301, 2)]
-    for request in on_a:
-        rig.accept(request)
-    effects = [rig.fail(Fault.RESET, request, relayed=True, rest=CanGoOn(2)) for request in on_a]
-    moved = sum(isinstance(effect, Dispatch) for each in effects for effect in each)
-    assert moved == pytest.approx(100, abs=2)
-    broken = [receipt for receipt in rig.receipts if receipt.not_migrated_because == "budget_spent"]
-    assert len(broken) == 150 - moved
+    for number in range(1, 901):
+        rig.accept(f"r{number}")
+    of_a, of_b = ([f"r{number}" for number in range(first, 901, 3)] for first in (1, 2))
+    moved = [rig.fail(Fault.RESET, request, relayed=True, rest=CanGoOn(2)) for request in of_a]
+    assert all(any(isinstance(effect, Dispatch) for effect in effects) for effects in moved)
+    again = [rig.fail(Fault.RESET, request, relayed=True, rest=CanGoOn(2)) for request in of_b]
+    assert all(any(isinstance(effect, Dispatch) for effect in effects) for effects in again), (
+        "a second one right behind"
+    )
+
+
+def test_streams_that_break_on_a_worker_that_had_been_given_up_before_they_came_pay_for_moving():
+    """Its trials and last resorts are not its death."""
+    rig = Rig(policy="round_robin", migrate=True, retry_budget_ratio=0.1, retry_attempts=2)
+    rig.join("a")
+    for _ in range(200):
+        rig.arrive(text(1))
+        rig.accept()
+        rig.join("b")
+        rig.fail(Fault.RESET, rig.last, relayed=True, rest=CanGoOn(2))
+        if rig.last not in {receipt.request_id for receipt in rig.receipts}:
+            rig.finish()
+        rig.leave("b")
+    assert any(receipt.not_migrated_because == "budget_spent" for receipt in rig.receipts)
+    assert sum(receipt.migrations for receipt in rig.receipts) <= 100 + 0.1 * 200 + rig.now + 1

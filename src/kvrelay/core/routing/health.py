@@ -121,6 +121,10 @@ class Health:
             return self._set_up(False)
         return Change.NONE
 
+    def had_given_up(self, request_id: str) -> bool:
+        """Whether the worker went down, or was suspended, while this request was under way."""
+        return not self.up or not self._is_news(request_id)
+
     def failed(self, now: float, request_id: str, fault: Fault) -> Change:
         """A request failed there."""
         if fault in _SAYS_NOTHING:

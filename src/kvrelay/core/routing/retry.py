@@ -2,7 +2,9 @@
 
 The budget is a bucket: every first attempt adds `budget_ratio`, every second one, every retry takes one, and it holds a
 hundred at most, with which it begins. So in any stretch of time retries <= budget_ratio x first attempts + seconds +
-100. The hundred are there for the worker that dies with all that it had in hand: many retries at once, and no storm.
+100, but for those that are free: they ask of the others what another worker has just ceased to do. A request that was
+not taken is one, and so is each of the many that break with a worker that was given up before it broke: a death is one
+failure, however much was in hand. Who is sent to a worker later, and fails there, pays.
 """
 
 from __future__ import annotations

@@ -494,11 +494,17 @@ class Router:
         attempted = live.current
         attempted.fault, attempted.http_status = event.fault, event.http_status
         attempted.detail = event.detail or None
+        lost_with_worker = event.fault is Fault.RESET and self._is_known_lost(attempted, event.request_id)
         reports = self._note_failure(now, attempted, event)
         self._release(now, live)
         if live.session is not None and not event.relayed:
             self._affinity.withdraw(live.session, event.request_id)
-        return reports + self._retry_or_end(now, live, event)
+        return reports + self._retry_or_end(now, live, event, lost_with_worker=lost_with_worker)
+
+    def _is_known_lost(self, attempted: Attempted, request_id: str) -> bool:
+        """Whether its worker had been given up before this attempt broke as well."""
+        worker = self._fleet.live(attempted.decision.target.worker)
+        return worker is None or worker.health.had_given_up(request_id)
 
     def _note_failure(self, now: float, attempted: Attempted, event: AttemptFailed) -> Effects:
         worker = self._fleet.live(attempted.decision.target.worker)
@@ -513,11 +519,13 @@ class Router:
         self._fleet.changed()
         return self._report_change(worker, change, event.fault.value)
 
-    def _retry_or_end(self, now: float, live: Live, event: AttemptFailed) -> Effects:
+    def _retry_or_end(self, now: float, live: Live, event: AttemptFailed, *, lost_with_worker: bool) -> Effects:
         tried = frozenset(attempted.decision.target.worker.name for attempted in live.attempts)
         found = self._fleet.candidates(now, live.arrived.model, self._ledger, tried)
         # A worker that is full or cannot be reached has spent nothing on this request: it is no burden to one that can.
         free = event.fault in UNTOUCHED and not found.refusing
+        # What broke with its worker is one failure however much it was, and moves once, to those who are well.
+        free |= lost_with_worker and not found.last_resort and self.settings.retry_budget_ratio > 0
         hindrance = self._hindrance(now, live, event, free=free) or found.why_none
         if hindrance is not None:
             if not event.relayed:
