@@ -30,7 +30,7 @@ def world_of(chance: random.Random) -> WatchedWorld:
         max_fetches=2,
     )
     write = chance.choice(["through", "back", "selective"])
-    far = TierSettings(name="far", medium=Tier.REMOTE, write=write, max_writes=2)  # type: ignore[arg-type]
+    far = TierSettings(name="far", medium=Tier.REMOTE, write=write, index=chance.random() < 0.5, max_writes=2)  # type: ignore[arg-type]
     policy = chance.choice(["recompute", "fail", "fallback"])
     settings = TiersSettings(tiers=(near, far), failure_policy=policy)  # type: ignore[arg-type]
     return WatchedWorld(settings, pieces=chance.choice([1, 3]))

@@ -31,13 +31,16 @@ class TiersAgainstTheWorld(RuleBasedStateMachine):
         policy=st.sampled_from(["recompute", "fail", "fallback"]),
         pieces=st.sampled_from([1, 3]),
         ttl_s=st.sampled_from([None, 30.0]),
+        index=st.booleans(),
     )
-    def begin(self, capacity, eviction, write, promote, policy, pieces, ttl_s) -> None:  # type: ignore[no-untyped-def]
+    def begin(self, capacity, eviction, write, promote, policy, pieces, ttl_s, index) -> None:  # type: ignore[no-untyped-def]
         near = TierSettings(
             name="near", medium=Tier.CPU, capacity_bytes=capacity, eviction=eviction, promote=promote, ttl_s=ttl_s,
             max_fetches=MAX_FETCHES, max_writes=MAX_FETCHES,
         )  # fmt: skip
-        far = TierSettings(name="far", medium=Tier.REMOTE, write=write, max_fetches=MAX_FETCHES, max_writes=2)
+        far = TierSettings(
+            name="far", medium=Tier.REMOTE, write=write, index=index, max_fetches=MAX_FETCHES, max_writes=2
+        )
         self.world = World(TiersSettings(tiers=(near, far), failure_policy=policy), pieces=pieces)
         self.serial = 0
 

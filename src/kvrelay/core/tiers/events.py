@@ -107,10 +107,12 @@ class Transferred(Struct, frozen=True):
 
 
 class ObjectsFound(Struct, frozen=True):
-    """What lies in a tier that this process did not write: key, stored bytes, age in seconds; oldest first."""
+    """What lies in a tier: key, stored bytes, age in seconds; oldest first. `late`: not for the first time, so that
+    what is new was written by somebody whose word of it did not come here."""
 
     tier: int
     objects: tuple[tuple[bytes, int, float], ...]
+    late: bool = False
 
 
 class PrefillSeen(Struct, frozen=True):

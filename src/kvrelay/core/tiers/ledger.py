@@ -1,7 +1,8 @@
 """What lies in one tier as far as this process knows: bytes, ages, and who leaves first.
 
-Only a tier with a limit or a time to live needs one. Bytes are counted from the moment a write is admitted, so that
-writes under way cannot add up to more than the limit; what lay there before this process started counts like the rest.
+Only a tier with a limit, a time to live or an index needs one. Bytes are counted from the moment a write is admitted,
+so that writes under way cannot add up to more than the limit; what lay there before this process started counts like
+the rest.
 """
 
 from __future__ import annotations
@@ -19,10 +20,15 @@ POLICIES: dict[Eviction, Callable[[], EvictionPolicy]] = {"lru": Lru, "ttl": Ttl
 
 
 class Ledger:
-    def __init__(self, *, capacity_bytes: int | None, ttl_s: float | None, eviction: Eviction) -> None:
+    def __init__(
+        self, *, capacity_bytes: int | None, ttl_s: float | None, eviction: Eviction, most_indexed: int | None = None
+    ) -> None:
+        """`most_indexed`: look-ups rely on it, also for a tier without limits; of so many objects at most, and then
+        those that would leave last."""
         self.capacity_bytes = capacity_bytes
         self._ttl_s = ttl_s
-        self._keeps_track = capacity_bytes is not None or ttl_s is not None
+        self._most_indexed = most_indexed
+        self._keeps_track = capacity_bytes is not None or ttl_s is not None or most_indexed is not None
         self._policy = POLICIES[eviction]()
         self._stored: dict[bytes, int] = {}
         self._reserved: dict[bytes, int] = {}
@@ -83,6 +89,10 @@ class Ledger:
         self._policy.insert(key, now_s)
         self._born.pop(key, None)
         self._born[key] = now_s - age_s
+        if self._most_indexed is not None and self.capacity_bytes is None and len(self._stored) > self._most_indexed:
+            forgotten = self._policy.victim()
+            if forgotten is not None:
+                self.remove(forgotten)
 
     def touch(self, key: bytes, now_s: float) -> None:
         if key in self._stored:

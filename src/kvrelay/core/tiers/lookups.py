@@ -89,6 +89,10 @@ class Lookups:
                 lookup.unasked.append(tier.index)
                 self._shared.count(tier.index, "lookup", Outcome.UNAVAILABLE)
                 continue
+            if tier.settings.index:
+                self._shared.count(tier.index, "lookup", Outcome.HIT)
+                self._note(now_s, lookup, tier, tuple(key in tier.ledger for key in missing))
+                continue
             lookup.job, lookup.job_tier = self._shared.new_job(), tier.index
             self._by_job[lookup.job] = lookup
             return [Probe(lookup.job, tier.index, missing, lookup.asked.deadline_s)]

@@ -148,6 +148,7 @@ class TierMachine:
         tier = self._tier(event.tier)
         for key, stored_bytes, age_s in event.objects:
             if key not in tier.ledger and not tier.ledger.reserves(key):
+                tier.unannounced += event.late
                 tier.ledger.commit(key, stored_bytes, now_s, age_s=age_s)
         return self._saves.make_room(now_s, tier, 0)
 

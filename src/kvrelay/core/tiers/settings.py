@@ -27,7 +27,7 @@ class TierSettings(Struct, frozen=True, kw_only=True):
     promote: Promotion = "always"
     max_fetches: int = 8
     max_writes: int = 4
-    probed: bool = True  # a look-up asks the tier itself; false: only what this process knows of it
+    index: bool = False  # look-ups are answered from what this process knows of the tier, without asking it
 
 
 class TiersSettings(Struct, frozen=True, kw_only=True):

@@ -26,7 +26,13 @@ class TierState:
         self.reads: Slots[Fetch | Transfer] = Slots(settings.max_fetches)
         self.writes: Slots[Write] = Slots(settings.max_writes)
         self.rate = FetchRate()
-        self.ledger = Ledger(capacity_bytes=settings.capacity_bytes, ttl_s=settings.ttl_s, eviction=settings.eviction)
+        self.ledger = Ledger(
+            capacity_bytes=settings.capacity_bytes,
+            ttl_s=settings.ttl_s,
+            eviction=settings.eviction,
+            most_indexed=common.max_remembered if settings.index else None,
+        )
+        self.unannounced = 0  # objects that were found here, and nobody had said so
         self.sample_due_s = 0.0
 
     @property

@@ -295,6 +295,14 @@ _ALL = (
         (),
         "store",
     ),
+    _counter(
+        "kvrelay_store_unannounced_objects_total",
+        "objects",
+        "Objects that were found in a tier with an index, and that nobody had told of.",
+        Row.TRANSFER,
+        ("tier",),
+        "store",
+    ),
     # --- task result
     _counter("kvrelay_retries_total", "attempts", "Attempts after the first one of a request.", Row.TASK),
     _counter(

@@ -236,8 +236,9 @@ PANELS: tuple[Panel, ...] = (
         queries=(
             Query("1 - min by (tier) (kvrelay_store_in_use)", "{{tier}} out of use"),
             Query(rate("kvrelay_store_phantoms_total"), "listed and not there, per second"),
+            Query(rate("kvrelay_store_unannounced_objects_total"), "there and not told of, per second"),
         ),
-        metrics=("kvrelay_store_in_use", "kvrelay_store_phantoms_total"),
+        metrics=("kvrelay_store_in_use", "kvrelay_store_phantoms_total", "kvrelay_store_unannounced_objects_total"),
     ),
     Panel(
         row=Row.TRANSFER,

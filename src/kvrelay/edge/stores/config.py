@@ -47,6 +47,7 @@ class TierConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     codec: Literal["raw", "zstd", "lz4", "fp8"] = "raw"
     max_fetches: int = 8
     max_writes: int = 4
+    index: bool = False
 
 
 class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +62,7 @@ class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     keys: str = "none"  # none, file:PATH, env:NAME, command:PROGRAM ARGUMENTS
     ttl_s: float | None = None  # of every object, written into it
     piece_bytes: int = 4 * 1024 * 1024
+    reconcile_s: float = 60.0
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any], *, source: str) -> StoreConfig:
@@ -99,6 +101,7 @@ class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                     promote=tier.promote,
                     max_fetches=tier.max_fetches,
                     max_writes=tier.max_writes,
+                    index=tier.index,
                 )
                 for name, tier in zip(self.tier_names(), self.tiers, strict=True)
             ),

@@ -129,13 +129,17 @@ class TierHost:
 
     def aside(self, work: Callable[[Store], object]) -> None:
         """Something that is no matter of the machine, by the crew of every tier that others see."""
-        for tier, crew in zip(self._tiers, self._crews, strict=True):
-            if not tier.store.shared:
-                continue
-            if crew is None:
-                _quietly(work, tier.store)
-            else:
-                crew.submit(partial(_quietly, work, tier.store))
+        for index, tier in enumerate(self._tiers):
+            if tier.store.shared:
+                self.by_crew(index, work)
+
+    def by_crew(self, index: int, work: Callable[[Store], object]) -> None:
+        """Likewise, for one tier."""
+        tier, crew = self._tiers[index], self._crews[index]
+        if crew is None:
+            _quietly(work, tier.store)
+        else:
+            crew.submit(partial(_quietly, work, tier.store))
 
     def inspect(self, look: Callable[[TierMachine], object]) -> object:
         """A consistent view of the machine."""

@@ -61,5 +61,12 @@ def counter_lines(report: Mapping[str, Any]) -> list[str]:
         known = {name: tier[member] for name, tier in report["tiers"].items() if tier[member] is not None}
         lines.append(f"# TYPE {metric} gauge")
         lines += [f'{metric}{{tier="{name}"}} {int(value)}' for name, value in known.items()]
+    unannounced = {name: tier["unannounced_objects"] for name, tier in report["tiers"].items()}
+    lines.append("# TYPE kvrelay_store_unannounced_objects_total counter")
+    lines += [
+        f'kvrelay_store_unannounced_objects_total{{tier="{name}"}} {count}'
+        for name, count in unannounced.items()
+        if count is not None
+    ]
     lines += ["# TYPE kvrelay_store_phantoms_total counter", f"kvrelay_store_phantoms_total {report['phantoms']}"]
     return lines

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -159,6 +160,12 @@ class TieredStore:
             state_changed=state_changed,
         )
         self._count_what_is_there(tiers)
+        self._reconciling = (
+            self._runtime.alarm(self._reconcile_now_and_then) if any(t.index for t in config.tiers) else None
+        )
+        if self._reconciling is not None:
+            self.reconcile(late=False)
+            self._reconciling.set(self._runtime.now_s() + config.reconcile_s)
 
     @classmethod
     def open(cls, config: StoreConfig | Mapping[str, Any], **options: Any) -> TieredStore:
@@ -313,6 +320,13 @@ class TieredStore:
 
         self._host.aside(leave_and_compare)
 
+    def reconcile(self, *, late: bool = True) -> None:
+        """Look through the tiers with an index, in the background: what others wrote there is known from then on, and
+        counted as unannounced unless this is the first time."""
+        for i, tier in enumerate(self.config.tiers):
+            if tier.index:
+                self._host.by_crew(i, partial(self._find, i, late=late))
+
     # --- what is known -----------------------------------------------------------------------------------------------
 
     def observe_prefill(self, tokens: int, ms: float) -> None:
@@ -340,6 +354,7 @@ class TieredStore:
                     "fetches_running": tier.reads.running,
                     "writes_waiting": len(tier.writes.waiting),
                     "bytes_per_s": tier.rate.bytes_per_s(),
+                    "unannounced_objects": tier.unannounced if tier.settings.index else None,
                     "last_refusal": self._readers[tier.index].last_refusal,
                 }
                 for tier in shared.tiers
@@ -376,6 +391,8 @@ class TieredStore:
 
     def close(self) -> None:
         """Running writes end first; what waits is given up."""
+        if self._reconciling is not None:
+            self._reconciling.stop()
         self._host.close()
 
     # --- parts -------------------------------------------------------------------------------------------------------
@@ -397,16 +414,25 @@ class TieredStore:
         for i, tier in enumerate(tiers):
             if self.config.tiers[i].bytes is None or tier.store.kind not in ("memory", "file"):
                 continue
-            now_s = self._runtime.wall_s()
             try:
-                found = [
-                    (info.key, info.stored_bytes, max(0.0, now_s - (info.modified_s or now_s)))
-                    for info in tier.store.scan(deadline_s=SCAN_DEADLINE_S)
-                ]
+                self._find(i, tier.store, late=False)
             except StoreError:
                 continue
-            found.sort(key=lambda object_: -object_[2])
-            self._host.post(ObjectsFound(i, tuple(found)))
+
+    def _find(self, index: int, store: Store, *, late: bool) -> None:
+        """Tell the machine what lies in a tier. Raises StoreError."""
+        now_s = self._runtime.wall_s()
+        found = [
+            (info.key, info.stored_bytes, max(0.0, now_s - (info.modified_s or now_s)))
+            for info in store.scan(deadline_s=SCAN_DEADLINE_S)
+        ]
+        found.sort(key=lambda object_: -object_[2])
+        self._host.post(ObjectsFound(index, tuple(found), late))
+
+    def _reconcile_now_and_then(self) -> None:
+        assert self._reconciling is not None
+        self.reconcile()
+        self._reconciling.set(self._runtime.now_s() + self.config.reconcile_s)
 
     def _ms_since(self, began_s: float) -> float:
         return (self._runtime.now_s() - began_s) * 1000

@@ -539,6 +539,11 @@ class StoreTier(Section):
     )
     max_fetches: int = key(8, "Fetches at once.", "Higher: quicker loads, larger bursts.", ge=1, le=256)
     max_writes: int = key(4, "Writes at once.", "Higher: saves end sooner.", ge=1, le=256)
+    index: bool = key(
+        False,
+        "Whether look-ups are answered from an index in each process.",
+        "true: no round trip; what others write is found when the tier is looked through.",
+    )
 
 
 class StoreSection(Section):
@@ -560,4 +565,7 @@ class StoreSection(Section):
     ttl_s: float | None = key(None, "How long any object may be used.", "Lower: old KV is not used.", gt=0)
     piece_bytes: int = key(
         4 * 1024 * 1024, "Most bytes of one object; larger chunks are split.", "Lower: more objects.", ge=4096, le=2**30
+    )
+    reconcile_s: float = key(
+        60.0, "Between looks through tiers with an index.", "Lower: others' objects are found sooner.", gt=0, le=86_400
     )
