@@ -38,3 +38,24 @@ def test_fuzzing_says_its_seeds_and_what_it_played() -> None:
     ended = call("fuzz", "--seeds", "3", "--first-seed", "7100", "--json")
     assert ended.returncode == 0 and "seeds 7100 to 7102" in ended.stderr
     assert json.loads(ended.stdout)["played"] == 3
+
+
+PLAIN_INSTALL = """
+import sys
+sys.modules.update(dict.fromkeys(("cryptography", "lz4", "xxhash", "zstandard")))
+sys.argv = ["kvrelay", "drill", *sys.argv[1:]]
+from kvrelay.cli.main import main
+main()
+"""
+
+
+def test_without_the_extra_for_stores_their_drills_are_unknown_and_say_why() -> None:
+    command = [sys.executable, "-c", PLAIN_INSTALL]
+    drill = subprocess.run([*command, "run", "store-outage"], check=False, capture_output=True, text=True, timeout=100)
+    assert drill.returncode == 3
+    assert "pip install 'kvrelay[store]'" in drill.stdout
+    fuzz = subprocess.run([*command, "fuzz", "--seeds", "3"], check=False, capture_output=True, text=True, timeout=100)
+    assert fuzz.returncode == 2
+    assert fuzz.stderr == (
+        "error: a fuzzed fleet that shares a store needs the package `xxhash`: pip install 'kvrelay[store]'\n"
+    )

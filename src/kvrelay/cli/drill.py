@@ -190,9 +190,9 @@ def fuzz(
     from kvrelay.lab.drills.fuzz.campaign import fuzz as campaign
     from kvrelay.lab.drills.fuzz.campaign import keep
 
-    _need_stores()
     if replay is not None:
         _replay(replay, json=json)
+    _need_stores()
     messages.say(words.fuzzing(first_seed, seeds, jobs))
     began_s, done, found = time.monotonic(), 0, []
     for progress in campaign(first_seed, seeds, jobs=jobs, stop_at=failures):
@@ -239,6 +239,8 @@ def _replay(file: Path, *, json: bool) -> None:
         schedule = read_kept(file)
     except (OSError, msgspec.DecodeError) as problem:
         messages.fail(messages.unusable_input(f"schedule `{file}`", problem))
+    if schedule.fleet.store is not None:
+        _need_stores()
     failure = play(schedule)
     if json:
         sys.stdout.write(msgspec.json.encode({"seed": schedule.seed, "failure": failure}).decode() + "\n")
