@@ -17,6 +17,8 @@ from kvrelay.edge.stores.file import FileStore
 from kvrelay.edge.stores.memory import MemoryStore
 from kvrelay.edge.stores.server import StoreServer
 from kvrelay.edge.stores.wrappers import Slow
+from kvrelay.edge.worker.launch import MockFleet
+from kvrelay.edge.worker.spec import MockSpec
 
 REAL_RUN = Path(__file__).parents[2] / "docs" / "evidence" / "replay-on-vllm"
 DRILLS = ("worker-loss", "hot-prefix", "gap-inner", "stale-session", "rotation-revision", "rolling-update")
@@ -140,6 +142,19 @@ def test_objects_of_another_format_are_red(tmp_path: Path) -> None:
     found = items["unchecked_upgrade"]
     assert found["verdict"] == "fail"
     assert f"1 of format version {version}, this release reads {version - 1}, of 1 objects looked at" in found["reason"]
+
+
+@pytest.mark.covers("OP-08", "OP-02")
+def test_running_workers_are_asked_for_their_versions(tmp_path: Path) -> None:
+    with MockFleet([MockSpec(name="w0"), MockSpec(name="w1")]) as fleet:
+        workers = [word for worker in fleet.workers for word in ("--worker", worker.url)]
+        _, items, said = checklist("--stage", "redflags", "--evidence", tmp_path, *workers)
+
+    found = items["unchecked_upgrade"]
+    assert (found["verdict"], found["evidence"]) == ("pass", ["kvrelay doctor", "built-in defaults"]), found
+    assert found["parts"][0].count("kvrelay's own mock worker") == 2
+    assert items["memory_limit"]["verdict"] == "pass"  # asked, and no cache in host memory
+    assert "; 2 workers; tiers and workers get small probes" in said
 
 
 @pytest.mark.covers("OP-07", "OP-03")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from kvrelay.edge.connectors.tiering import HICACHE, OURS, implementations
+from kvrelay.edge.connectors.vllm.kv.settings import read_settings
 from kvrelay.lab.arms.contender import Contender, differences, plan_problems
 from kvrelay.lab.arms.contender_file import read_contenders
 from kvrelay.lab.plan.tiers import Cell, Wanted, tier_plan, write_plan
@@ -60,6 +62,10 @@ def test_real_workers_get_a_store_file_or_flags_for_each_arm(tmp_path: Path) -> 
     assert [implementations(arm.engine_args) for arm in vllm.arms] == [(), (OURS,), (OURS,)]
     store = tomllib.loads((tmp_path / "store-gpu+cpu+remote.toml").read_text())["store"]
     assert [tier["url"] for tier in store["tiers"]] == ["memory://kvrelay-plan", "valkey://127.0.0.1:6379/0"]
+
+    settings = read_settings(json.loads(vllm.arms[2].engine_args[1])["kv_connector_extra_config"])
+    assert settings.config == str(tmp_path / "store-gpu+cpu+remote.toml")
+    assert all("--reset cache_salt" in line for line in vllm.commands if line.startswith("kvrelay replay"))
 
     sglang = tier_plan(wanted("sglang", remote="mooncake"), out=tmp_path)
     assert sglang.arms[0].engine_args == ("--page-size", "64")  # the same in all arms

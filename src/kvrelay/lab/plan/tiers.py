@@ -160,8 +160,8 @@ def _commands(wanted: Wanted, arms: Sequence[Contender], out: Path) -> tuple[str
         words = shlex.join(arm.engine_args)
         found.append(f"{start} {words}".rstrip() + f"    # every worker of arm {arm.name}, listed in fleet.toml")
         found.append(
-            f"kvrelay replay TRACE --fleet fleet.toml --policy {wanted.policy} --out {here}/{arm.name}"
-            "    # cold; again for warm (--reset none), and after a restart of the workers"
+            f"kvrelay replay TRACE --fleet fleet.toml --policy {wanted.policy} --reset cache_salt "
+            f"--out {here}/{arm.name}    # cold; again for warm (--reset none), and after a restart of the workers"
         )
     verdicts = (f"kvrelay verdict {here}/{two.name} --baseline-run {here}/{one.name}" for one, two in pairwise(arms))
     return (*found, *verdicts)

@@ -1,0 +1,104 @@
+"""A CPU tier behind two real vLLM workers: the arms of `kvrelay plan`, one run each, and `kvrelay verdict` over both.
+
+    python -m bench.tier_on_vllm --out DIR        about five minutes; leave the machine alone meanwhile
+
+The engines' own pools are small on purpose: what they evict is what a tier can bring back. The workers are started once
+without the tier and once with the arguments that the plan writes for it; nothing else differs. Exit status: that of the
+verdict (0 keep, 1 drop, 3 unknown).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.real.beside_vllm import python_path
+from tests.real.engine import Engine, VllmWorker, free_port, installed
+
+from kvrelay.lab.arms.contender import Contender
+from kvrelay.lab.plan.tiers import Wanted, tier_plan, write_plan
+
+BLOCKS = 320
+CPU_BYTES = 2 * 10**9
+KVRELAY = [sys.executable, "-m", "kvrelay.cli.main"]
+
+
+class ArmWorker(VllmWorker):
+    """Started with the arguments of an arm."""
+
+    arm: Contender
+
+    def more_arguments(self) -> tuple[str, ...]:
+        return self.arm.engine_args
+
+    def _environment(self) -> dict[str, str]:
+        return {**super()._environment(), "PYTHONPATH": python_path(self._engine)}
+
+
+def main() -> int:
+    options = _options()
+    options.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers are ended in that case, too
+    engine = installed("wide")
+    wanted = Wanted(step="cpu", policy="cache_load", engine="vllm", cpu_bytes=CPU_BYTES, remote="")
+    plan = tier_plan(wanted, out=options.out)
+    write_plan(plan, options.out)
+    for arm in plan.arms:
+        status = _measure(engine, arm, options)
+        if status not in (0, 3):
+            return status
+    folders = [str(options.out / arm.name) for arm in plan.arms]
+    return subprocess.run([*KVRELAY, "verdict", folders[1], "--baseline-run", folders[0]], check=False).returncode
+
+
+def _measure(engine: Engine, arm: Contender, options: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="tier-") as folder:
+        workers = [
+            ArmWorker(engine, name, port=free_port(), cpu=cpu, folder=Path(folder), blocks=BLOCKS)
+            for cpu, name in enumerate("ab")
+        ]
+        try:
+            for worker in workers:
+                worker.arm = arm
+                worker.start()
+            for worker in workers:
+                worker.wait_until_up()
+            fleet = Path(folder) / "fleet.toml"
+            fleet.write_text(_fleet(workers, engine.model), encoding="utf-8")
+            return _replay(fleet, arm, options)
+        finally:
+            for worker in workers:
+                worker.kill()
+
+
+def _fleet(workers: list[ArmWorker], model: Path) -> str:
+    tables = [f"[[workers]]\nname = {json.dumps(one.name)}\nurl = {json.dumps(one.url)}\n" for one in workers]
+    return "\n".join([*tables, f"[model]\npath = {json.dumps(str(model))}\n"])
+
+
+def _replay(fleet: Path, arm: Contender, options: argparse.Namespace) -> int:
+    """Small enough for one core a worker: 4 tokens stand for a block of the trace, a minute of it for two seconds."""
+    command = [
+        *KVRELAY, "replay", "bundled", "--policy", str(arm.sets["gateway.policy"]), "--repeats", str(options.repeats),
+        "--reset", "cache_salt", "--fleet", str(fleet), "--out", str(options.out / arm.name), "--seed", "1",
+        "--block-tokens", "4", "--max-sessions", str(options.sessions), "--max-turns", "4", "--speed", "40",
+        "--max-gap-ms", "1500", "--max-output-tokens", "4", "--max-context-tokens", "32000",
+    ]  # fmt: skip
+    return subprocess.run(command, check=False).returncode
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.tier_on_vllm")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--sessions", type=int, default=8)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
