@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvrelay.edge.stores.backends import try_store
 from kvrelay.edge.stores.config import open_store
 from kvrelay.edge.stores.store import NoSpace, Store, StoreUnavailable
 from kvrelay.edge.stores.valkey import ValkeyStore
@@ -144,3 +145,19 @@ class TestMooncake(StoreSuite):
         opened = open_store(master, deadline_s=5.0)
         yield opened
         opened.close()
+
+
+@pytest.mark.covers("TR-18")
+def test_a_probe_says_whether_a_server_works_now(
+    valkey_server: Server, s3_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Redis-like and an S3-like one; directories in `tests/cli/test_store.py`."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", S3_KEYS[0])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", S3_KEYS[1])
+    s3 = f"s3://kvrelay/probe?endpoint=http://127.0.0.1:{s3_server.port}"
+    for url in (f"valkey://127.0.0.1:{valkey_server.port}", s3):
+        tried = try_store(url, deadline_s=5.0)
+        assert tried.problem is None and (tried.write_ms or 0) > 0 < (tried.read_ms or 0)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another one")
+    refused = try_store(s3, deadline_s=5.0)
+    assert refused.write_ms is None and "403 Forbidden" in (refused.problem or "")
