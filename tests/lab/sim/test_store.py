@@ -8,10 +8,11 @@ import pytest
 from kvrelay.core.engine.engine import BlocksLoaded, EngineSettings, Finished
 from kvrelay.core.engine.payload import PAYLOAD_BYTES, PayloadModel
 from kvrelay.core.engine.sequence import EngineRequest
+from kvrelay.core.routing.settings import RouterSettings
 from kvrelay.edge.stores.memory import MemoryStore
 from kvrelay.lab.sim.store import Place, SharedTiers
 from kvrelay.lab.sim.worker import Life, WorkerSetup
-from kvrelay.lab.sim.world import World
+from kvrelay.lab.sim.world import SimRequest, World
 
 SIZE, CHUNK_BLOCKS = 16, 4
 DEADLINE_S = 0.5
@@ -64,6 +65,7 @@ class Sharing:
         engines = setup or {"w0": EngineSettings(), "w1": EngineSettings()}
         self.world = World(
             [WorkerSetup(name=name, engine=engine) for name, engine in engines.items()],  # type: ignore[arg-type]
+            settings=RouterSettings(policy="round_robin", key_seed=b"test"),
             connect=self.tiers.connect,
         )
         self._requests = 0
@@ -191,6 +193,19 @@ def test_a_tier_in_a_workers_own_memory_goes_with_its_life() -> None:
     assert fleet.ask("w0").cached_tokens == 3 * CHUNK_BLOCKS * SIZE
     fleet.world.restart("w0")
     assert fleet.ask("w0").cached_tokens == 0
+
+
+def test_receipts_say_what_came_of_the_store() -> None:
+    fleet = Sharing()
+    for number, reach in enumerate(("ok", "ok", "refuse")):
+        at_s = 1.0 + number
+        fleet.world.at(at_s, lambda reach=reach: setattr(fleet.place, "reach", reach))
+        fleet.world.submit(
+            at_s, SimRequest(request_id=f"r{number}", token_ids=TOKENS + number // 2, model="mock-model")
+        )
+    fleet.world.run()
+    told = [(each.remote_outcome, each.remote_reason, each.remote_loaded_tokens) for each in fleet.world.receipts]
+    assert told == [("none", "absent", 0), ("hit", None, 3 * CHUNK_BLOCKS * SIZE), ("none", "unavailable", 0)]
 
 
 def test_what_is_loaded_is_what_the_engine_would_have_computed() -> None:

@@ -17,6 +17,7 @@ from kvrelay.core.model.effects import Dispatch
 from kvrelay.core.model.events import AttemptAccepted, AttemptFailed, CanGoOn, Event, FirstTokenSeen, RequestFinished
 from kvrelay.core.model.prompt import Tenant, TokenIds, Usage
 from kvrelay.core.model.units import Fault
+from kvrelay.edge.connectors.vllm.kv_report import with_report
 from kvrelay.lab.sim.agenda import Agenda
 from kvrelay.lab.sim.weather import BrokenOff, Carried, Fate, Refused, Silent
 from kvrelay.lab.sim.worker import Life, Worker
@@ -151,8 +152,9 @@ class Attempt:
         self._answer_later(lambda: self._hear_token(token_id))
 
     def on_finished(self, finished: Finished) -> None:
+        report = None if self._life is None else self._life.report(finished)
         if not isinstance(self._fate, BrokenOff | Silent) or self._tokens_made <= self._fate.after_tokens:
-            self._answer_later(lambda: self._end(finished))
+            self._answer_later(lambda: self._end(finished, report))
 
     def on_lost(self) -> None:
         if not isinstance(self._fate, Silent):
@@ -176,7 +178,7 @@ class Attempt:
             self._heard_token = True
             self._feed(FirstTokenSeen(self._request.request_id))
 
-    def _end(self, finished: Finished) -> None:
+    def _end(self, finished: Finished, report: bytes | None) -> None:
         if self.over:
             return
         self.over = True
@@ -186,6 +188,8 @@ class Attempt:
             completion_tokens=finished.output_tokens + self._tokens_before,
             cached_tokens=min(finished.cached_tokens, prompt_tokens),
         )
+        if report is not None:
+            usage = with_report(usage, report)
         self._answer.ending = "end"
         self._feed(RequestFinished(self._request.request_id, 200, usage, tuple(self._answer.gaps_ms)))
 

@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Literal
 
+import msgspec
+
 from kvrelay.core.engine.engine import BlocksLoaded, Finished
 from kvrelay.core.engine.sequence import EngineRequest
 from kvrelay.core.tiers.effects import Fetch
@@ -148,6 +150,10 @@ class Connection:
         if finished.prefill_s is not None:
             self.store.observe_prefill(finished.prompt_tokens - finished.cached_tokens, finished.prefill_s)
         self._go_on(self.store.save(request, self._held(request)))
+
+    def report(self, finished: Finished) -> bytes | None:
+        told = self.store.reports.tell(finished.request_id, [finished.request_id], finished.cached_tokens)
+        return None if told is None else msgspec.json.encode(told)
 
     def _held(self, request: EngineRequest) -> list[bytes]:
         return self.life.engine.payloads(request.token_ids, adapter=request.adapter, salt=request.salt)

@@ -79,6 +79,10 @@ class Connector(Protocol):
         """The request has ended; what the engine holds of its prompt may be kept."""
         ...
 
+    def report(self, finished: Finished) -> bytes | None:
+        """What the worker tells with its answer of what was loaded for it, as JSON; None: nothing."""
+        ...
+
 
 class Insider(Protocol):
     """Who is told what no gateway can see: the truth about an engine, at the moment it becomes true."""
@@ -136,6 +140,10 @@ class Life:
         listener = self._listeners.pop(request.request_id, None)
         if listener is not None:
             listener.on_refused()
+
+    def report(self, finished: Finished) -> bytes | None:
+        """What goes with the answer, see `Connector`."""
+        return None if self.connector is None else self.connector.report(finished)
 
     def later(self, delay_s: float, action: Action) -> None:
         """Something that this process does after a while: not if it has ended, and not while it stands still."""
