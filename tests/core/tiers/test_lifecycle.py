@@ -1,4 +1,4 @@
-"""Random runs of the machine, none of which takes an illegal step: a thousand here, ten thousand in
+"""Random runs of the machine, none of which takes an illegal step: some here, ten thousand in
 `tests/real/test_store_lifecycle.py`.
 
 Among them are the seeds that found two writers of one key take back each other's pieces (207), a
@@ -16,7 +16,7 @@ from kvrelay.core.tiers.settings import TierSettings, TiersSettings
 from tests.core.tiers.lifecycle import BACK, OUT, WatchedWorld
 from tests.core.tiers.world import CHUNK_BYTES
 
-RUNS, STEPS = 1500, 30
+RUNS, STEPS = 1100, 30
 KEYS = tuple(bytes([n]) * 4 for n in range(4))
 FAULTS = (Outcome.TIMEOUT, Outcome.UNAVAILABLE, Outcome.NO_SPACE, Outcome.PARTIAL)
 
