@@ -11,6 +11,7 @@ import pytest
 
 from kvrelay.core.model.events import BlocksRemoved, BlocksStored, KvBatch
 from tests.core.routing.rig import SIZE, Rig
+from tests.garbage import ours_left_as_garbage
 
 CHAIN, LIVE_CHAINS, CHAINS = 50, 10, 2_000
 MOST_GROWTH_MB = 5.0  # 100,000 entries of an index that forgot nothing would take several times as much
@@ -56,3 +57,18 @@ def test_what_is_guessed_is_bounded_by_its_cap():
         rig.effects.clear()
         rig.receipts.clear()
     assert resident_mb() - warm_mb < MOST_GROWTH_MB
+
+
+@pytest.mark.covers("S41")
+@pytest.mark.parametrize("sends_events", [True, False])
+def test_workers_that_are_gone_leave_nothing_that_only_the_garbage_collector_could_free(sends_events):
+    """The gateway's collector runs rarely: a cycle would keep what each of many lives had remembered."""
+    rig = Rig()
+    with ours_left_as_garbage() as left:
+        for life in range(3):
+            rig.join("a", incarnation=str(life), sends_events=sends_events)
+            rig.serve(np.arange(CHAIN * SIZE, dtype=np.uint32))
+        rig.leave("a")
+        rig.effects.clear()
+        rig.receipts.clear()
+    assert left == set()

@@ -13,6 +13,7 @@ import pytest
 from kvrelay.core.model.units import Fault
 from kvrelay.edge.http.client import Call, CallTimeouts, Origin, PoolLimits, UpstreamPool
 from kvrelay.edge.http.heads import Header
+from tests.garbage import ours_left_as_garbage
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: w\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -173,7 +174,10 @@ async def test_nobody_listens() -> None:
     async with upstream(answering(OK)) as (pool, server):
         pass
     pool = UpstreamPool()
-    assert await call(pool, server.port) == [Fault.CONNECT]
+    with ours_left_as_garbage() as left:
+        for _ in range(3):
+            assert await call(pool, server.port) == [Fault.CONNECT]
+    assert left == set(), "a worker that is down for long is asked again and again"
     pool.close()
 
 

@@ -7,6 +7,7 @@ gateway, the simulator and the drills.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 
 from kvrelay.core.contract.keys import MAX_BLOCK_TOKENS, Keyer
 from kvrelay.core.index.agent_word import AgentWord
@@ -91,7 +92,7 @@ class Keeper:
         if spec.sends_events:
             pending = self._settings.max_pending_batches
             target.sequence = Sequence(max_pending_batches=pending, has_agent=spec.has_agent)
-            target.drift = Drift(self._settings.drift, lambda keys: self._depth_now(target, keys))
+            target.drift = Drift(self._settings.drift, partial(self._depth_now, target.slot))
             target.agent = self._new_agent_word() if spec.has_agent else None
         elif block_size:
             target.approximate = self._new_approximate(target, spec)
@@ -285,8 +286,8 @@ class Keeper:
         else:
             self.guesses_due = min(expiries) + _EXPIRY_SLACK * self._settings.approximate_ttl_s
 
-    def _depth_now(self, target: Target, keys: BlockKeys) -> int:
-        return int(self.residency.depths(keys)[target.slot])
+    def _depth_now(self, slot: int, keys: BlockKeys) -> int:
+        return int(self.residency.depths(keys)[slot])
 
     def _follow(
         self, now: float, target: Target, verdicts: tuple[Verdict, ...], *, is_gap: bool = True

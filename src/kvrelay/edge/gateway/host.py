@@ -7,6 +7,7 @@ events wait until the effects at hand are done, so the router never sees one ste
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import deque
@@ -80,7 +81,8 @@ class RouterHost:
         self._loop = asyncio.get_running_loop()
         self._pending: deque[Event] = deque()
         self._stepping = False
-        self._wakes: set[asyncio.TimerHandle] = set()
+        self._wakes: dict[int, asyncio.TimerHandle] = {}
+        self._wake_numbers = itertools.count()
         self._sweeper = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
         self._actions: dict[type[Any], Callable[[Any], None]] = {
             Dispatch: self._dispatch,
@@ -128,7 +130,7 @@ class RouterHost:
     def close(self) -> None:
         """No timers after this."""
         self._sweeper.cancel()
-        for wake in self._wakes:
+        for wake in self._wakes.values():
             wake.cancel()
         self._wakes.clear()
 
@@ -161,14 +163,12 @@ class RouterHost:
         self.requests[effect.request_id].hasten(effect.attempt)
 
     def _wake_at(self, effect: WakeAt) -> None:
-        wake: asyncio.TimerHandle
+        number = next(self._wake_numbers)
+        self._wakes[number] = self._loop.call_later(max(0.0, effect.at - self.clock()), self._ring, number)
 
-        def ring() -> None:
-            self._wakes.discard(wake)
-            self.feed(WokeUp())
-
-        wake = self._loop.call_later(max(0.0, effect.at - self.clock()), ring)
-        self._wakes.add(wake)
+    def _ring(self, number: int) -> None:
+        del self._wakes[number]
+        self.feed(WokeUp())
 
     def _write_receipt(self, effect: WriteReceipt) -> None:
         """The last effect of every request: from here on nothing addresses it."""

@@ -342,7 +342,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self._pool = pool
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser  # from `connection_made` to `connection_lost`: it holds us
         self._call: Call | None = None
         self._reused = False
         # the answer that is being read
@@ -406,6 +406,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = prepared(transport, write_buffer_bytes=self._pool.limits.write_buffer_bytes)
+        self._parser = httptools.HttpResponseParser(self)
 
     def pause_writing(self) -> None:
         if self._call is not None:
