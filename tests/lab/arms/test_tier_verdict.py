@@ -114,3 +114,26 @@ def test_arms_that_differ_in_two_tiers_or_in_the_router_have_no_verdict(tmp_path
         ruled(
             made_up_measured(settings=RunSettings(contenders=(TIER_ARMS[0], other))), tmp_path / "b", "gpu+cpu", "gpu"
         )
+
+
+@pytest.mark.covers("TR-08")
+def test_two_runs_say_what_their_workers_were_started_with(tmp_path: Path) -> None:
+    plain = Contender("cache_load", {"gateway.policy": "cache_load"})
+
+    def side(name: str, tiering: str | None) -> Side:
+        measured = made_up_measured(settings=RunSettings(contenders=(plain,)))
+        observed = tuple(
+            msgspec.structs.replace(
+                one, processes=tuple(msgspec.structs.replace(each, tiering=tiering) for each in one.processes)
+            )
+            for one in measured.manifest.observed
+        )
+        manifest = msgspec.structs.replace(measured.manifest, observed=observed)
+        write_run(msgspec.structs.replace(measured, manifest=manifest), tmp_path / name)
+        return Side(read_back(tmp_path / name), tmp_path / name, "cache_load")
+
+    without, with_tier, unseen = side("a", "none"), side("b", "HiCache"), side("c", None)
+    assert tier_verdict(without, with_tier).tier == ("HiCache",)
+    assert tier_verdict(without, unseen).tier == ()
+    with pytest.raises(NotComparable, match="both runs were started with the same tiers: none"):
+        tier_verdict(without, side("d", "none"))

@@ -248,6 +248,7 @@ async def _processes(workers: Sequence[ArmWorker], gateway: GatewayProcess, log:
                 block_size_tokens=worker.block_size_tokens,
                 router_block_size_tokens=known[worker.name]["targets"][0]["block_size"],
                 hash_seed=worker.hash_seed,
+                tiering=worker.tiering,
             )
             for worker in workers
         ),

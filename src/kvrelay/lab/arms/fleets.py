@@ -19,6 +19,7 @@ from kvrelay.core.gates.evidence import Hardware, Layer, hardware_of, layer_of
 from kvrelay.edge.connectors import ask
 from kvrelay.edge.connectors.base import WorkerAnswerUnusable, WorkerUnreachable
 from kvrelay.edge.connectors.registry import CONNECTORS, detect
+from kvrelay.edge.connectors.tiering import OURS, implementations
 from kvrelay.edge.system.sections import WorkerConfig
 from kvrelay.edge.system.urls import join_url
 from kvrelay.edge.worker.launch import MockFleet, RunningWorker
@@ -30,6 +31,7 @@ from kvrelay.lab.arms.model_facts import ModelFacts, local_model, mock_model
 from kvrelay.lab.arms.settings import MockFleetSettings, Reset
 
 ASK_TIMEOUT_S = 10.0
+NO_TIERS = "none"
 
 
 class FleetUnusable(Exception):
@@ -55,6 +57,7 @@ class ArmWorker(Struct, frozen=True, kw_only=True):
     hash_seed: str | None = None
     endpoints: tuple[str, ...] = ()  # other addresses that it listens on
     headers: Mapping[str, str] = {}
+    tiering: str | None = None  # which implementation of KV tiers it runs with, `none` if with none; None: not known
 
 
 class Described(Struct, frozen=True):
@@ -185,6 +188,7 @@ class StandingFleet:
             hash_seed=None if pid is None else local_process.environment_of(pid, "PYTHONHASHSEED"),
             endpoints=tuple(source.endpoint for source in said.sources),
             headers=headers,
+            tiering=None if pid is None else _tiering(pid),
         )
 
 
@@ -214,7 +218,13 @@ def of_mock(worker: RunningWorker) -> ArmWorker:
         gpu_uuids=(),
         hash_seed=worker.spec.hash_seed,
         endpoints=tuple(url for url in (worker.events, worker.replay) if url is not None),
+        tiering=OURS if worker.spec.store is not None else NO_TIERS,
     )
+
+
+def _tiering(pid: int) -> str | None:
+    words = local_process.command_line(pid)
+    return None if words is None else " and ".join(implementations(words)) or NO_TIERS
 
 
 class _Model(Struct):

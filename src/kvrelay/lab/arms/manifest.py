@@ -123,6 +123,7 @@ class ProcessFacts(Struct, frozen=True, kw_only=True):
     block_size_tokens: int | None = None  # as the engine says
     router_block_size_tokens: int | None = None  # as the router uses it
     hash_seed: str | None = None  # PYTHONHASHSEED, or what stands for it
+    tiering: str | None = None  # implementation of KV tiers that a worker runs with, `none` if with none
 
 
 class ArmFacts(Struct, frozen=True):

@@ -45,7 +45,8 @@ class Side(Struct, frozen=True, eq=False):
 
 
 class TierVerdict(Struct, frozen=True):
-    """`tier`: what the candidate has and the baseline has not, by medium."""
+    """`tier`: what the candidate has and the baseline has not: the medium, or of workers that ran already the
+    implementation; empty where that could not be seen."""
 
     decision: Decision
     tier: tuple[str, ...]
@@ -104,9 +105,28 @@ def _difference(baseline: Side, candidate: Side) -> tuple[str, ...]:
     if len(tier) != 1 and baseline.run is candidate.run:
         has = " and ".join(tier) or "no tier"
         reasons.append(f"`{candidate.name}` has {has} beyond `{baseline.name}`; one is judged")
+    if baseline.run is not candidate.run and not tier:
+        tier, why = _of_workers(baseline, candidate)
+        reasons += why
     if reasons:
         raise NotComparable(reasons)
     return tuple(tier)
+
+
+def _of_workers(baseline: Side, candidate: Side) -> tuple[list[str], list[str]]:
+    """What the workers of the second run were started with, and why that is no difference. Workers on other machines
+    do not show it, and then nobody but the operator knows."""
+    left, right = _tiering(baseline), _tiering(candidate)
+    if None in left | right:
+        return [], []
+    if left == right:
+        return [], [f"the workers of both runs were started with the same tiers: {', '.join(sorted(map(str, left)))}"]
+    return sorted(str(name) for name in right), []
+
+
+def _tiering(side: Side) -> set[str | None]:
+    facts = side.run.measured.facts_of(side.name)
+    return {process.tiering for one in facts for process in one.processes if process.role == "worker"}
 
 
 def _evidence(baseline: Side, candidate: Side) -> Evidence:
