@@ -84,7 +84,9 @@ def _target(drill: Drill, history: History | None) -> str:
     if history is not None and "targets" in history.notes:
         confirmed = history.notes["targets"]
         listed = ", ".join(f"{name} is {identity}" for name, identity in confirmed.items())
-        return f"Confirmed by hand in namespace `{history.notes['namespace']}`: {listed}. Struck: {struck}."
+        missing = history.notes.get("left_out", ())
+        without = f" There are no more workers, so the drill went without {', '.join(missing)}." if missing else ""
+        return f"Confirmed by hand in namespace `{history.notes['namespace']}`: {listed}. Struck: {struck}.{without}"
     return f"{len(setup.workers)} workers ({names}) behind one gateway with policy {setup.policy}. Struck: {struck}."
 
 
