@@ -106,11 +106,12 @@ class Asker:
                 await asyncio.sleep(0.05)
 
     async def until_draining(self, how_many: Callable[[Iterable[bool]], bool] = all) -> None:
-        """In `all` processes or in `any`."""
+        """In `all` processes or in `any`, of those that are there: one without open requests has ended by then."""
         async with asyncio.timeout(30):
             while True:
                 _, status = await self.admin("GET", "/admin/status")
-                if how_many(each["draining"] for each in status.get("processes", [status["gateway"]])):
+                there = [each for each in status.get("processes", [status["gateway"]]) if each.get("answers", True)]
+                if how_many(each["draining"] for each in there):
                     return
                 await asyncio.sleep(0.05)
 

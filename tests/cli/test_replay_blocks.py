@@ -75,7 +75,7 @@ def test_arms_with_tiers_hit_after_a_restart_begin_empty_and_leave_nothing_behin
     kv = tmp_path / "kv"
     arms.write_text(
         '[[contender]]\nname = "gpu+remote"\nset = { "gateway.policy" = "cache_load" }\n'
-        f'store = {{ tiers = [ {{ url = "file://{kv}" }} ] }}\n'
+        f'store = {{ tiers = [ {{ url = "file://{kv}" }} ], deadline_ms = 10_000, break_even = false }}\n'
     )
     arguments = ["replay", "preset:cold_warm_restart", "--arms", str(arms), "--workers", "1", "--json"]
 
