@@ -29,6 +29,7 @@ def test_the_drill_passes_on_processes(drill: Drill) -> None:
     assert [each for each in result.promises if each.verdict != "pass"] == []
 
 
+@pytest.mark.timeout(600)  # two engines start, and drills of an outage wait for what comes after it
 @pytest.mark.covers("OP-04", "DR-09", "DR-10", "RT-30")
 @pytest.mark.parametrize(
     ("staging", "names"),
