@@ -25,7 +25,10 @@ test: lint chromium
 # engines into a cache of their own (some minutes,
 # 3.8 GB).
 test-real: $(STAMP) $(MOONCAKE) prometheus
-	$(BIN)/python -m pytest -m real tests/real
+	@status=0; \
+	$(BIN)/python -m pytest -m "real and not cpu_bound" tests/real || status=$$?; \
+	$(BIN)/python -m pytest -m "real and cpu_bound" -n $(JOBS) tests/real || status=$$?; \
+	exit $$status
 
 lint: $(STAMP)
 	$(BIN)/ruff check src tests bench

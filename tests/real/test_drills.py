@@ -46,12 +46,16 @@ def test_the_drills_pass_on_two_vllm_workers(staging: str, names: tuple[str, ...
             assert [each for each in result.promises if each.verdict != "pass"] == []
 
 
+@pytest.mark.cpu_bound
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.caught_by == FUZZ], ids=lambda each: each.name)
 def test_the_fuzz_finds_the_defect_within_its_seeds(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.plant(monkeypatch)
     assert any(play(schedule_of(seed)) is not None for seed in range(SEARCHED))
 
 
+@pytest.mark.cpu_bound
+@pytest.mark.timeout(600)
 def test_the_fuzz_finds_a_defect_of_one_in_a_thousand_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     RARE.plant(monkeypatch)
     assert next(seed for seed in range(1_000) if play(schedule_of(seed)) is not None) == RARE_SEED

@@ -23,7 +23,7 @@ from tests.lab.sim.small_trace import write_small_trace
 from tests.lab.sim.test_cells import every_kind
 from tests.lab.sim.test_live_gateway import same_receipts
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.cpu_bound, pytest.mark.timeout(900)]
 
 MILLION = 1_000_000
 SHIPPED = [row for row in rows()["capacity"] if (TRACES / row["file"]).exists()]

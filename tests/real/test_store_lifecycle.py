@@ -10,6 +10,8 @@ RUNS = 10_000
 
 
 @pytest.mark.real
+@pytest.mark.cpu_bound
+@pytest.mark.timeout(600)
 @pytest.mark.covers("CN-03")
 def test_ten_thousand_runs_take_no_illegal_step() -> None:
     taken = taken_in(RUNS)
