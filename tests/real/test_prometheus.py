@@ -109,7 +109,8 @@ async def test_every_panel_gets_data_from_a_real_prometheus_and_its_totals_are_t
 @asynccontextmanager
 async def busy_store(folder: Path) -> AsyncIterator[str]:
     """A tiered store that is written and read all the time, with a page for its numbers as an engine's process has."""
-    store = open_tiers({"url": "memory://", "bytes": 40_000}, {"url": f"file://{folder}", "bytes": 10_000_000})
+    disk = {"url": f"file://{folder}", "bytes": 10_000_000, "index": True}
+    store = open_tiers({"url": "memory://", "bytes": 40_000}, disk)
 
     async def page(request: web.Request) -> web.Response:
         return web.Response(text="\n".join(store.metrics()) + "\n")
