@@ -10,7 +10,6 @@ verdict (0 keep, 1 drop, 3 unknown).
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 from tests.real.beside_vllm import python_path
 from tests.real.engine import Engine, VllmWorker, free_port, installed
 
+from bench.rig.engines import SMALL_CUT, pair, running, write_fleet
 from kvrelay.edge.stores.audit import purge
 from kvrelay.edge.stores.config import open_store
 from kvrelay.lab.arms.contender import Contender
@@ -69,37 +69,23 @@ def _empty(url: str) -> None:
 
 
 def _measure(engine: Engine, arm: Contender, options: argparse.Namespace) -> int:
-    with tempfile.TemporaryDirectory(prefix="tier-") as folder:
-        workers = [
-            ArmWorker(engine, name, port=free_port(), cpu=cpu, folder=Path(folder), blocks=BLOCKS)
-            for cpu, name in enumerate("ab")
-        ]
-        try:
-            for worker in workers:
-                worker.arm = arm
-                worker.start()
-            for worker in workers:
-                worker.wait_until_up()
-            fleet = Path(folder) / "fleet.toml"
-            fleet.write_text(_fleet(workers, engine.model), encoding="utf-8")
-            return _replay(fleet, arm, options)
-        finally:
-            for worker in workers:
-                worker.kill()
+    with tempfile.TemporaryDirectory(prefix="tier-") as place:
+        folder = Path(place)
 
+        def make(name: str, cpu: int) -> ArmWorker:
+            worker = ArmWorker(engine, name, port=free_port(), cpu=cpu, folder=folder, blocks=BLOCKS)
+            worker.arm = arm
+            return worker
 
-def _fleet(workers: list[ArmWorker], model: Path) -> str:
-    tables = [f"[[workers]]\nname = {json.dumps(one.name)}\nurl = {json.dumps(one.url)}\n" for one in workers]
-    return "\n".join([*tables, f"[model]\npath = {json.dumps(str(model))}\n"])
+        with running(pair(make)) as workers:
+            return _replay(write_fleet(workers, engine.model, folder), arm, options)
 
 
 def _replay(fleet: Path, arm: Contender, options: argparse.Namespace) -> int:
-    """Small enough for one core a worker: 4 tokens stand for a block of the trace, a minute of it for two seconds."""
     command = [
         *KVRELAY, "replay", "bundled", "--policy", str(arm.sets["gateway.policy"]), "--repeats", str(options.repeats),
         "--reset", "cache_salt", "--fleet", str(fleet), "--out", str(options.out / arm.name), "--seed", "1",
-        "--block-tokens", "4", "--max-sessions", str(options.sessions), "--max-turns", "4", "--speed", "40",
-        "--max-gap-ms", "1500", "--max-output-tokens", "4", "--max-context-tokens", "32000",
+        "--max-sessions", str(options.sessions), *SMALL_CUT,
     ]  # fmt: skip
     return subprocess.run(command, check=False).returncode
 

@@ -45,22 +45,16 @@ def mock(pace: float) -> Iterator[Fleet]:
 @contextmanager
 def vllm() -> Iterator[Fleet]:
     """Real vLLM with a small model, one core each; installed on first use, as for `make test-real`."""
-    from tests.real.conftest import free_port
-    from tests.real.engine import MODEL_NAME, VERSION, VllmWorker, installed
+    from tests.real.engine import MODEL_NAME, VERSION, VllmWorker, free_port, installed
+
+    from bench.rig.engines import pair, running
 
     engine = installed("small")
     with tempfile.TemporaryDirectory(prefix="agents-") as folder:
-        workers = [
-            VllmWorker(engine, name, port=free_port(), cpu=cpu, folder=Path(folder), blocks=BLOCKS)
-            for cpu, name in enumerate("ab")
-        ]
-        try:
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.wait_until_up()
+
+        def make(name: str, cpu: int) -> VllmWorker:
+            return VllmWorker(engine, name, port=free_port(), cpu=cpu, folder=Path(folder), blocks=BLOCKS)
+
+        with running(pair(make)) as workers:
             lines = {worker.name: [f"url = {json.dumps(worker.url)}"] for worker in workers}
             yield Fleet(f"CPU, vLLM {VERSION}, a Llama of 7 M random weights", MODEL_NAME, BLOCK_SIZE, lines)
-        finally:
-            for worker in workers:
-                worker.kill()

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import tests.real
 from msgspec import Struct
-from tests.real.conftest import free_port
-from tests.real.engine import BLOCK_SIZE, MODEL_NAME, Engine, VllmWorker, installed
+from tests.real.engine import BLOCK_SIZE, MODEL_NAME, Engine, VllmWorker, free_port, installed
 from tests.real.kv_worker import CHUNK_TOKENS, KvWorker
 
-from kvrelay.lab.drills.fleets.shared_store import DEADLINE_MS, MAX_FETCHES, PROBE_INTERVAL_S
+from bench.rig.engines import running
+from kvrelay.lab.drills.drill import StorePlan
+from kvrelay.lab.drills.fleets.shared_store import DEADLINE_MS, store_options
 from kvrelay.lab.drills.fleets.staging_file import is_alive
 
 ADAPTER = "ad-x"  # as the drills call it
@@ -74,14 +75,9 @@ def staged(name: str) -> Iterator[Staging]:
         before = os.environ.get("VLLM_SERVER_DEV_MODE")
         os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # caches can be reset then
         try:
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.wait_until_up()
-            yield _staging(name, workers, folder, port)
+            with running(workers):
+                yield _staging(name, workers, folder, port)
         finally:
-            for worker in workers:
-                worker.kill()
             _end_restarted(folder)
             if before is None:
                 del os.environ["VLLM_SERVER_DEV_MODE"]
@@ -118,16 +114,8 @@ def _versions(engine: Engine, folder: Path) -> tuple[Engine, Engine]:
 
 def _sharing(policy: str, engine: Engine, name: str, cpu: int, folder: Path, store_port: int) -> KvWorker:
     """As the mock workers of a drill with a store are started."""
-    tiers = [{"url": f"peer://127.0.0.1:{store_port}", "name": "remote", "max_fetches": MAX_FETCHES}]
-    if policy == "fallback":
-        tiers.append({"url": f"file://{folder}/below", "name": "below"})
-    store = {
-        "tiers": tiers,
-        "failure_policy": policy,
-        "deadline_ms": DEADLINE_MS,
-        "break_even": False,
-        "probe_interval_s": PROBE_INTERVAL_S,
-    }
+    plan = StorePlan(failure_policy=policy, below=policy == "fallback")
+    store = store_options(plan, remote_url=f"peer://127.0.0.1:{store_port}", below_url=f"file://{folder}/below")
     connector = {"store": store, "chunk_tokens": CHUNK_TOKENS, "digest_cache": str(folder / "digests.json")}
     connector["lookup_deadline_ms"] = DEADLINE_MS
     return KvWorker(

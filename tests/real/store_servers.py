@@ -15,8 +15,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
+
+from tests.real.engine import free_port
 
 START_TIMEOUT_S = 90.0
 S3_KEYS = ("testkey", "testsecret")
@@ -58,12 +59,6 @@ class Server:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def valkey(folder: Path, *options: str, port: int | None = None) -> Server:

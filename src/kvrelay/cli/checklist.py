@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from kvrelay.cli import messages
 from kvrelay.cli.command_group import CommandGroup
 from kvrelay.cli.messages import checklist as words
+from kvrelay.cli.reporting import EXIT_OF_VERDICT, print_json
 
 if TYPE_CHECKING:
     from kvrelay.core.checklist.item import Checked
@@ -30,7 +28,6 @@ app = typer.Typer(
 )
 
 ALL = "all"
-EXIT = {"pass": messages.OK, "fail": messages.VERDICT_FAIL, "unknown": messages.UNKNOWN}
 STYLES = {"pass": "green", "fail": "bold red", "unknown": "magenta"}
 
 
@@ -124,11 +121,10 @@ def run(
     everything = [one for own in found.values() for one in own]
     verdict = overall(everything).value
     if as_json:
-        report = {"verdict": verdict, "stages": {name: msgspec.to_builtins(own) for name, own in found.items()}}
-        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        print_json({"verdict": verdict, "stages": found})
     else:
         _show(found, verdict, everything)
-    raise typer.Exit(EXIT[verdict])
+    raise typer.Exit(EXIT_OF_VERDICT[verdict])
 
 
 def _show(found: Mapping[str, tuple[Checked, ...]], verdict: str, everything: list[Checked]) -> None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from kvrelay.cli import messages
 from kvrelay.cli.gateway_flags import effective_config
+from kvrelay.cli.reporting import print_json
 from kvrelay.core.doctor.facts import Facts
 from kvrelay.core.doctor.finding import Finding, Verdict, examine, overall
 from kvrelay.core.doctor.rules import RULES
@@ -101,7 +100,7 @@ def _counts(findings: tuple[Finding, ...]) -> dict[str, int]:
 
 def _print_json(verdict: Verdict, findings: tuple[Finding, ...]) -> None:
     report = {"verdict": verdict, "counts": _counts(findings), "findings": findings}
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
+    print_json(report)
 
 
 def _print_report(verdict: Verdict, facts: Facts, findings: tuple[Finding, ...]) -> None:

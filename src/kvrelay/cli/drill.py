@@ -15,6 +15,7 @@ import typer
 
 from kvrelay.cli import messages
 from kvrelay.cli.command_group import CommandGroup
+from kvrelay.cli.reporting import EXIT_OF_VERDICT
 
 if TYPE_CHECKING:
     from kvrelay.lab.drills.drill import Drill
@@ -29,7 +30,6 @@ app = typer.Typer(
     help="Failure drills: something is sent, something is broken, and what must hold is judged.",
 )
 
-EXIT = {"pass": 0, "fail": 1, "unknown": 3}
 ALL = "all"
 
 
@@ -95,7 +95,7 @@ def run(
         _show(each, result, out=out, json=json, in_full=len(chosen) == 1)
     if out is not None:
         messages.say(words.pages_written(str(out)))
-    raise SystemExit(EXIT[worst])
+    raise SystemExit(EXIT_OF_VERDICT[worst])
 
 
 def _chosen(names: list[str]) -> list[Drill]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -13,6 +12,7 @@ import typer
 from kvrelay.cli import messages
 from kvrelay.cli.command_group import CommandGroup
 from kvrelay.cli.messages import plan as words
+from kvrelay.cli.reporting import print_json
 
 if TYPE_CHECKING:
     from kvrelay.core.checklist.ladder import Step
@@ -40,7 +40,7 @@ def show(evidence: Evidence = None, rehearsal: Rehearsal = False, as_json: AsJso
     """Show every step with what has been shown of it, and what is closed until then."""
     steps = _ladder(evidence, rehearsal=rehearsal)
     if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(steps)).decode() + "\n")
+        print_json(steps)
     else:
         sys.stdout.write(words.ladder(steps))
 
@@ -103,7 +103,7 @@ def make(
     except OSError as problem:
         messages.fail(messages.unwritable_folder(out, problem.strerror or str(problem)))
     if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(made)).decode() + "\n")
+        print_json(made)
     else:
         sys.stdout.write(words.planned(made, files))
 
@@ -148,7 +148,7 @@ def hicache(
     )
     if as_json:
         report = {"flags": flags(cache), "fits": ram.fits, **msgspec.structs.asdict(ram)}
-        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        print_json(report)
     else:
         messages.say(words.host_ram(ram, ranks=ranks))
         sys.stdout.write(" ".join(flags(cache)) + "\n" if ram.fits else "")

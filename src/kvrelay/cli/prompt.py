@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from kvrelay.cli import messages
 from kvrelay.cli.command_group import CommandGroup
 from kvrelay.cli.messages import prompt as words
+from kvrelay.cli.reporting import print_json
 
 if TYPE_CHECKING:
     from kvrelay.core.model.prompt import TokenIds
@@ -74,7 +74,7 @@ def diff(
     if as_json:
         tokens = [{"ids": one.tolist(), "text": text} for one, text in zip(shown, texts, strict=True)]
         report = {"parting": found, "because": because, "tokens": None if found.at_token is None else tokens}
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
+        print_json(report)
     else:
         sys.stdout.write(words.diff(found, because, (texts[0], texts[1])))
     raise typer.Exit(messages.OK if found.at_token is None else messages.VERDICT_FAIL)

@@ -18,6 +18,7 @@ from kvrelay.cli.admin_client import AdminClient, AdminUnavailable
 from kvrelay.cli.command_group import CommandGroup
 from kvrelay.cli.receipt_colours import listed, printer, told
 from kvrelay.cli.receipt_sources import find_receipt, tail_file, tail_router
+from kvrelay.cli.reporting import EXIT_OF_VERDICT, print_json
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.core.receipts.reconcile import Reconciled, reconcile, stale_index_tokens
 from kvrelay.core.stats.distribution import distribution
@@ -109,13 +110,13 @@ def reconcile_command(
         messages.fail(messages.unusable_input("the input", error))
     report = _report(receipts, comparisons)
     sys.stdout.write((msgspec.json.encode(report).decode() if as_json else _report_text(report)) + "\n")
-    raise SystemExit(_exit_code(report))
+    raise SystemExit(EXIT_OF_VERDICT[report["verdict"]])
 
 
 @app.command(epilog="Example: kvrelay receipts schema > receipt.schema.json")
 def schema() -> None:
     """Print the JSON schema of a receipt line."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(receipt_schema()), indent=2).decode() + "\n")
+    print_json(receipt_schema())
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------
@@ -231,8 +232,3 @@ def _report_text(report: dict[str, Any]) -> str:
     weak = report["verdict"] == "pass" and not report["metrics"]
     lines.append(f"verdict            {report['verdict']}{' (no metrics page to hold them against)' if weak else ''}")
     return "\n".join(lines)
-
-
-def _exit_code(report: dict[str, Any]) -> int:
-    codes = {"pass": messages.OK, "fail": messages.VERDICT_FAIL, "unknown": messages.UNKNOWN}
-    return codes[report["verdict"]]

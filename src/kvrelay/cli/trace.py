@@ -16,6 +16,7 @@ import typer
 from kvrelay.cli import messages
 from kvrelay.cli.command_group import CommandGroup
 from kvrelay.cli.messages import trace as words
+from kvrelay.cli.reporting import print_json
 
 if TYPE_CHECKING:
     from kvrelay.lab.replay.trace_file import TraceFile
@@ -76,7 +77,7 @@ def inspect(
         messages.say(words.written(html, "the facts with plots"))
     if as_json:
         facts = {"name": source.name, "format": source.format, "sha256": source.sha256}
-        _print_json(facts | msgspec.to_builtins(examined.facts))
+        print_json(facts | msgspec.to_builtins(examined.facts))
     else:
         sys.stdout.write(words.facts_in_words(source.name, source.format, examined.facts))
 
@@ -147,7 +148,7 @@ def filter(
         counts = msgspec.to_builtins(result.counts)
         hits = {"before": before.token_hit, "after": after.token_hit, "tail_rule": after.tail_rule}
         rules = {"rule": msgspec.to_builtins(rule), "sha256": source.sha256}
-        _print_json({"label": result.trace.label, **rules, "counts": counts, "endless_cache_token_hit": hits})
+        print_json({"label": result.trace.label, **rules, "counts": counts, "endless_cache_token_hit": hits})
     else:
         messages.say(words.filtered(result.counts, result.trace.label, before, after))
 
@@ -271,7 +272,3 @@ def _write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as problem:
         messages.fail(words.cannot_write(path, problem.strerror or str(problem)))
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")

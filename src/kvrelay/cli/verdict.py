@@ -7,11 +7,11 @@ from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from kvrelay.cli import messages
 from kvrelay.cli.messages import plan as words
+from kvrelay.cli.reporting import print_json
 
 if TYPE_CHECKING:
     from kvrelay.lab.arms.ruling import Run
@@ -59,7 +59,7 @@ def verdict(
     label = found.verdict.label
     if as_json:
         report = {"decision": found.decision, "tier": found.tier, "label": label, "verdict": found.verdict}
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(report)).decode() + "\n")
+        print_json(report)
     else:
         sys.stdout.write(words.tier_story(found, words.LABELS[label]))
     raise typer.Exit(EXIT[found.decision.value])

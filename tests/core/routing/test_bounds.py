@@ -71,4 +71,4 @@ def test_workers_that_are_gone_leave_nothing_that_only_the_garbage_collector_cou
         rig.leave("a")
         rig.effects.clear()
         rig.receipts.clear()
-    assert left == set()
+    assert left == {}

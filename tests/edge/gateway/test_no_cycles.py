@@ -25,6 +25,7 @@ from kvrelay.edge.system.urls import host_and_port
 from kvrelay.edge.worker.launch import MockFleet
 from kvrelay.edge.worker.spec import MockSpec
 from tests.edge.gateway.scripted import gauges_are_zero, until
+from tests.garbage import found_garbage
 
 REQUESTS, CONNECTIONS = 1000, 8
 WARM_UP = 50
@@ -126,18 +127,6 @@ async def ask(gateway: Gateway, count: int, *, streams: bool, leaves: bool) -> N
         await asker.done.wait()
     pool.close()
     await until(lambda: gauges_are_zero(gateway))
-
-
-def found_garbage() -> Counter[str]:
-    """What the collector finds, by type."""
-    gc.set_debug(gc.DEBUG_SAVEALL)
-    try:
-        gc.collect()
-        return Counter(type(each).__qualname__ for each in gc.garbage)
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.collect()
 
 
 @pytest.mark.parametrize(

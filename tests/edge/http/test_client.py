@@ -177,7 +177,7 @@ async def test_nobody_listens() -> None:
     with ours_left_as_garbage() as left:
         for _ in range(3):
             assert await call(pool, server.port) == [Fault.CONNECT]
-    assert left == set(), "a worker that is down for long is asked again and again"
+    assert left == {}, "a worker that is down for long is asked again and again"
     pool.close()
 
 

@@ -29,16 +29,17 @@ def _meminfo_bytes(wanted: str) -> int | None:
 
 
 def _group_used_bytes() -> int | None:
-    for path in ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes"):
-        text = "".join(_lines(Path(path))).strip()
-        if text.isdigit():
-            return int(text)
-    return None
+    return _group_bytes("memory.current", "memory/memory.usage_in_bytes")
 
 
 def _group_limit_bytes() -> int | None:
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = "".join(_lines(Path(path))).strip()
+    return _group_bytes("memory.max", "memory/memory.limit_in_bytes")
+
+
+def _group_bytes(*files: str) -> int | None:
+    """From the first that has a number: version 2 of control groups, then version 1."""
+    for file in files:
+        text = "".join(_lines(Path("/sys/fs/cgroup") / file)).strip()
         if text.isdigit():
             return int(text)
     return None

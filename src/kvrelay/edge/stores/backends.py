@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -14,6 +15,7 @@ from kvrelay.edge.stores.extras import MissingExtra, need
 from kvrelay.edge.stores.scope import Scope, scope_of
 from kvrelay.edge.stores.store import StoreError
 
+Result = TypeVar("Result")
 _PROBE = b"kvrelay's probe of a store, " * 40
 
 
@@ -69,9 +71,8 @@ def try_store(url: str, *, deadline_s: float) -> Tried:
         store = open_store(url, deadline_s=deadline_s)
         try:
             key = b"doctor--" + os.urandom(32)
-            write_ms = _timed_ms(lambda: store.write(key, [_PROBE], only_if_absent=True, deadline_s=deadline_s))
-            read_ms = _timed_ms(lambda: store.read(key, deadline_s=deadline_s))
-            found = store.read(key, deadline_s=deadline_s)
+            _, write_ms = _timed(lambda: store.write(key, [_PROBE], only_if_absent=True, deadline_s=deadline_s))
+            found, read_ms = _timed(lambda: store.read(key, deadline_s=deadline_s))
             store.delete([key], deadline_s=deadline_s)
         finally:
             store.close()
@@ -81,7 +82,8 @@ def try_store(url: str, *, deadline_s: float) -> Tried:
     return Tried(None if as_written else "it did not give back what was written", write_ms, read_ms)
 
 
-def _timed_ms(work: Callable[[], object]) -> float:
+def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
+    """What it gives, and the milliseconds it took."""
     began_s = time.perf_counter()
-    work()
-    return (time.perf_counter() - began_s) * 1000
+    result = work()
+    return result, (time.perf_counter() - began_s) * 1000

@@ -6,14 +6,17 @@ lies there already is touched.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 
 from kvrelay.core.model.units import Tier
+from kvrelay.edge.worker.launch import MockFleet
 from kvrelay.edge.worker.spec import MockSpec
 from kvrelay.lab.arms.contender import Contender, plain_key
 
@@ -30,6 +33,19 @@ def equipped(specs: Iterable[MockSpec], contender: Contender) -> list[MockSpec]:
         msgspec.structs.replace(spec, store=store, contract={**spec.contract, "tenant_namespace": namespace})
         for spec in specs
     ]
+
+
+@asynccontextmanager
+async def mock_fleet(
+    specs: Iterable[MockSpec], contender: Contender, *, ready_timeout_s: float
+) -> AsyncIterator[MockFleet]:
+    """Fresh workers as the contender wants them; they end, and what they stored goes, when the context is left."""
+    own = equipped(specs, contender)
+    try:
+        async with MockFleet(own, ready_timeout_s=ready_timeout_s) as fleet:
+            yield fleet
+    finally:
+        await asyncio.to_thread(forget, own)
 
 
 def media(started: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,8 +7,7 @@ nothing else, so a block is compared with the other blocks of its policy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
@@ -17,9 +16,8 @@ from kvrelay.core.stats.distribution import Distribution, distribution
 from kvrelay.core.traces.plan import Plan
 from kvrelay.core.traces.presets import Phase, Preparation
 from kvrelay.edge.worker.launch import MockFleet
-from kvrelay.edge.worker.spec import MockSpec
 from kvrelay.lab.arms.arm import reset_caches, write_config
-from kvrelay.lab.arms.arm_store import equipped, forget
+from kvrelay.lab.arms.arm_store import forget, mock_fleet
 from kvrelay.lab.arms.contender import Contender
 from kvrelay.lab.arms.fleets import ArmWorker, of_mock
 from kvrelay.lab.arms.gateway_process import GatewayProcess, GatewayStartError
@@ -68,15 +66,14 @@ async def run_blocks(
         samples.append(sample)
         on_sample(sample)
 
-    specs = equipped(settings.fleet.specs(), contender)
-    async with MockFleet(specs, ready_timeout_s=settings.ready_timeout_s) as fleet, _forgotten(specs):
+    async with mock_fleet(settings.fleet.specs(), contender, ready_timeout_s=settings.ready_timeout_s) as fleet:
         workers = tuple(of_mock(worker) for worker in fleet.workers)
         config = write_config(folder, contender, workers)
         log, timeout_s = folder / "gateway.log", settings.ready_timeout_s
         async with GatewayProcess(config, log=log, ready_timeout_s=timeout_s) as gateway:
             await gateway.wait_for_workers([worker.name for worker in workers])
             async with CompletionClient(gateway.ready.url, timeout_s=settings.request_timeout_s) as client:
-                preparing = _Preparing(fleet, gateway, workers, client, timeout_s, specs)
+                preparing = _Preparing(fleet, gateway, workers, client, timeout_s)
                 await replay_in_phases(
                     plan,
                     phases,
@@ -105,15 +102,6 @@ def block_of(phase: Phase, samples: list[Sample]) -> Block:
     )
 
 
-@asynccontextmanager
-async def _forgotten(specs: list[MockSpec]) -> AsyncIterator[None]:
-    """What the workers stored goes when they do."""
-    try:
-        yield
-    finally:
-        await asyncio.to_thread(forget, specs)
-
-
 class _Preparing:
     """Does to the caches what a block asks for, and waits until the gateway knows it."""
 
@@ -124,20 +112,18 @@ class _Preparing:
         workers: tuple[ArmWorker, ...],
         client: CompletionClient,
         timeout_s: float,
-        specs: list[MockSpec],
     ) -> None:
         self._fleet = fleet
         self._gateway = gateway
         self._workers = workers
         self._client = client
         self._timeout_s = timeout_s
-        self._specs = specs
 
     async def prepare(self, phase: Phase) -> CompletionClient:
         match phase.before:
             case "reset":
                 await reset_caches(self._gateway, self._workers)
-                await asyncio.to_thread(forget, self._specs)
+                await asyncio.to_thread(forget, [worker.spec for worker in self._fleet.workers])
             case "restart":
                 await self._restart()
             case "nothing":

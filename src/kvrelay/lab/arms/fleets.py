@@ -22,9 +22,9 @@ from kvrelay.edge.connectors.registry import CONNECTORS, detect
 from kvrelay.edge.connectors.tiering import OURS, implementations
 from kvrelay.edge.system.sections import WorkerConfig
 from kvrelay.edge.system.urls import join_url
-from kvrelay.edge.worker.launch import MockFleet, RunningWorker
+from kvrelay.edge.worker.launch import RunningWorker
 from kvrelay.lab.arms import local_process
-from kvrelay.lab.arms.arm_store import equipped, forget
+from kvrelay.lab.arms.arm_store import mock_fleet
 from kvrelay.lab.arms.contender import Contender
 from kvrelay.lab.arms.fleet_file import FleetFile
 from kvrelay.lab.arms.model_facts import ModelFacts, local_model, mock_model
@@ -93,12 +93,8 @@ class FreshMocks:
 
     @asynccontextmanager
     async def arm(self, contender: Contender) -> AsyncIterator[tuple[ArmWorker, ...]]:
-        specs = equipped(self._settings.specs(), contender)
-        try:
-            async with MockFleet(specs, ready_timeout_s=self._ready_timeout_s) as fleet:
-                yield tuple(of_mock(worker) for worker in fleet.workers)
-        finally:
-            await asyncio.to_thread(forget, specs)
+        async with mock_fleet(self._settings.specs(), contender, ready_timeout_s=self._ready_timeout_s) as fleet:
+            yield tuple(of_mock(worker) for worker in fleet.workers)
 
     async def describe(self) -> Described:
         return self.as_specified()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from kvrelay.edge.stores.memory import MemoryStore, fill
 from kvrelay.edge.stores.store import Buffer
@@ -51,7 +50,7 @@ class SpoiltStore(Wrapped):
             self.reads[key] += 1
             self._running += 1
             self.most_reads_at_once = max(self.most_reads_at_once, self._running)
-        return partial(self._read_ends)
+        return self._read_ends
 
     def wipe(self) -> None:
         self.inner = MemoryStore()
