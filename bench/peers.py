@@ -18,7 +18,6 @@ import importlib.util
 import json
 import os
 import random
-import socket
 import statistics
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from bench.figure import Figure
 from bench.gateway import CONNECTIONS, PATH, drive_all, get_json, wait_routable
 from bench.rig.load import Load, post
 from bench.rig.processes import Pinned, cores, launched, pinned
+from kvrelay.edge.system.ports import spare_port
 
 ROUNDS = 5
 LIMIT_RATIO = 0.75
@@ -225,7 +225,7 @@ def _tokenizer(folder: Path) -> Path:
 
 @contextmanager
 def _smg(workers: Sequence[str], policy: str, core: int) -> Iterator[tuple[str, Pinned]]:
-    port, metrics_port = _free_port(), _free_port()
+    port, metrics_port = spare_port(), spare_port()
     arguments = ["-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port), "--policy", policy]
     arguments += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port), "--log-level", "error"]
     arguments += ["--model-path", "m", "--disable-tokenizer-autoload", "--worker-urls", *workers]
@@ -239,12 +239,6 @@ def _answers(url: str) -> bool:
         return bool(get_json(url)["data"])
     except (urllib.error.URLError, ConnectionError, KeyError, ValueError):
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 VOCABULARY = [

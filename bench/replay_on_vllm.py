@@ -15,9 +15,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.real.engine import VllmWorker, free_port, installed
+from tests.real.engine import VllmWorker, installed
 
 from bench.rig.engines import SMALL_CUT, pair, running, write_fleet
+from kvrelay.edge.system.ports import spare_port
 
 BLOCKS = 640
 GATES = Path(__file__).with_name("replay_on_vllm_gates.toml")
@@ -33,7 +34,7 @@ def main() -> int:
         folder = Path(place)
 
         def make(name: str, cpu: int) -> VllmWorker:
-            return VllmWorker(engine, name, port=free_port(), cpu=cpu, folder=folder, blocks=BLOCKS)
+            return VllmWorker(engine, name, port=spare_port(), cpu=cpu, folder=folder, blocks=BLOCKS)
 
         with running(pair(make)) as workers:
             return _replay(write_fleet(workers, engine.model, folder), options)

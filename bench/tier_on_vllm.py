@@ -17,11 +17,12 @@ import tempfile
 from pathlib import Path
 
 from tests.real.beside_vllm import python_path
-from tests.real.engine import Engine, VllmWorker, free_port, installed
+from tests.real.engine import Engine, VllmWorker, installed
 
 from bench.rig.engines import SMALL_CUT, pair, running, write_fleet
 from kvrelay.edge.stores.audit import purge
 from kvrelay.edge.stores.config import open_store
+from kvrelay.edge.system.ports import spare_port
 from kvrelay.lab.arms.contender import Contender
 from kvrelay.lab.plan.tiers import MEMORY_URL, Wanted, tier_plan, write_plan
 
@@ -73,7 +74,7 @@ def _measure(engine: Engine, arm: Contender, options: argparse.Namespace) -> int
         folder = Path(place)
 
         def make(name: str, cpu: int) -> ArmWorker:
-            worker = ArmWorker(engine, name, port=free_port(), cpu=cpu, folder=folder, blocks=BLOCKS)
+            worker = ArmWorker(engine, name, port=spare_port(), cpu=cpu, folder=folder, blocks=BLOCKS)
             worker.arm = arm
             return worker
 

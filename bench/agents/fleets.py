@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.agents.arms import Fleet
+from kvrelay.edge.system.ports import spare_port
 from kvrelay.edge.worker.launch import MockFleet
 from kvrelay.edge.worker.spec import MockSpec
 
@@ -45,7 +46,7 @@ def mock(pace: float) -> Iterator[Fleet]:
 @contextmanager
 def vllm() -> Iterator[Fleet]:
     """Real vLLM with a small model, one core each; installed on first use, as for `make test-real`."""
-    from tests.real.engine import MODEL_NAME, VERSION, VllmWorker, free_port, installed
+    from tests.real.engine import MODEL_NAME, VERSION, VllmWorker, installed
 
     from bench.rig.engines import pair, running
 
@@ -53,7 +54,7 @@ def vllm() -> Iterator[Fleet]:
     with tempfile.TemporaryDirectory(prefix="agents-") as folder:
 
         def make(name: str, cpu: int) -> VllmWorker:
-            return VllmWorker(engine, name, port=free_port(), cpu=cpu, folder=Path(folder), blocks=BLOCKS)
+            return VllmWorker(engine, name, port=spare_port(), cpu=cpu, folder=Path(folder), blocks=BLOCKS)
 
         with running(pair(make)) as workers:
             lines = {worker.name: [f"url = {json.dumps(worker.url)}"] for worker in workers}

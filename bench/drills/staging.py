@@ -16,10 +16,11 @@ from pathlib import Path
 
 import tests.real
 from msgspec import Struct
-from tests.real.engine import BLOCK_SIZE, MODEL_NAME, Engine, VllmWorker, free_port, installed
+from tests.real.engine import BLOCK_SIZE, MODEL_NAME, Engine, VllmWorker, installed
 from tests.real.kv_worker import CHUNK_TOKENS, KvWorker
 
 from bench.rig.engines import running
+from kvrelay.edge.system.ports import spare_port
 from kvrelay.lab.drills.drill import StorePlan
 from kvrelay.lab.drills.fleets.shared_store import DEADLINE_MS, store_options
 from kvrelay.lab.drills.fleets.staging_file import is_alive
@@ -70,7 +71,7 @@ def staged(name: str) -> Iterator[Staging]:
     """Raises EngineUnavailable."""
     engine = installed()
     with tempfile.TemporaryDirectory(prefix="drills-") as place:
-        folder, port = Path(place), free_port()
+        folder, port = Path(place), spare_port()
         workers = _workers(name, engine, folder, port)
         before = os.environ.get("VLLM_SERVER_DEV_MODE")
         os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # caches can be reset then
@@ -86,17 +87,19 @@ def staged(name: str) -> Iterator[Staging]:
 def _workers(name: str, engine: Engine, folder: Path, store_port: int) -> Sequence[VllmWorker]:
     match name:
         case "plain":
-            return [VllmWorker(engine, each, port=free_port(), cpu=cpu, folder=folder) for cpu, each in enumerate("ab")]
+            return [
+                VllmWorker(engine, each, port=spare_port(), cpu=cpu, folder=folder) for cpu, each in enumerate("ab")
+            ]
         case "versions":
             models = _versions(engine, folder)
-            return [VllmWorker(models[n], "ab"[n], port=free_port(), cpu=n, folder=folder) for n in range(2)]
+            return [VllmWorker(models[n], "ab"[n], port=spare_port(), cpu=n, folder=folder) for n in range(2)]
         case "tenants":
             models = _versions(engine, folder)
             return [_sharing("recompute", models[n], "ab"[n], n, folder, store_port) for n in range(2)]
         case "adapter":
             _run(engine, "make_adapter.py", str(engine.model), str(folder / ADAPTER), "1")
             pair = [
-                _WithAdapter(engine, each, port=free_port(), cpu=cpu, folder=folder) for cpu, each in enumerate("ab")
+                _WithAdapter(engine, each, port=spare_port(), cpu=cpu, folder=folder) for cpu, each in enumerate("ab")
             ]
             for worker in pair:
                 worker.adapter = folder / ADAPTER
@@ -121,8 +124,8 @@ def _sharing(policy: str, engine: Engine, name: str, cpu: int, folder: Path, sto
     return KvWorker(
         engine,
         name,
-        port=free_port(),
-        report_port=free_port(),
+        port=spare_port(),
+        report_port=spare_port(),
         cpu=cpu,
         folder=folder,
         connector=connector,

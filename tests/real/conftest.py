@@ -13,9 +13,9 @@ from typing import Protocol
 
 import pytest
 
+from kvrelay.edge.system.ports import spare_port
 from tests.real.client import Client
 from tests.real.engine import EngineUnavailable, VllmWorker, installed
-from tests.real.engine import free_port as free_port
 from tests.real.kv_pair import kv_pair as kv_pair
 
 
@@ -32,7 +32,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[VllmWork
         engine = installed()
         cores = os.cpu_count() or 1
         pair = tuple(
-            VllmWorker(engine, name, port=free_port(), cpu=i % cores, folder=folder) for i, name in enumerate("ab")
+            VllmWorker(engine, name, port=spare_port(), cpu=i % cores, folder=folder) for i, name in enumerate("ab")
         )
         for worker in pair:
             worker.start()

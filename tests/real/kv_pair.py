@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvrelay.edge.stores.config import open_store
-from tests.real.engine import Engine, EngineUnavailable, free_port, installed
+from kvrelay.edge.system.ports import spare_port
+from tests.real.engine import Engine, EngineUnavailable, installed
 from tests.real.kv_worker import CHUNK_TOKENS, KvWorker
 from tests.real.store_servers import S3_KEYS, Server, ServerUnavailable, seaweed, valkey
 
@@ -125,8 +126,8 @@ def _workers(engine: Engine, folder: Path, urls: Mapping[str, str]) -> list[KvWo
         KvWorker(
             engine,
             name,
-            port=free_port(),
-            report_port=free_port(),
+            port=spare_port(),
+            report_port=spare_port(),
             cpu=cpu % (os.cpu_count() or 1),
             folder=folder,
             connector=connector,

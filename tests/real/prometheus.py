@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from kvrelay.edge.system.ports import spare_port
 
 SCRAPE_S = 1
 
@@ -70,9 +71,7 @@ def scraping(urls: Sequence[str], folder: Path, rules: str) -> Iterator[Promethe
         "scrape_configs": [{"job_name": "kvrelay", "static_configs": [{"targets": targets}]}],
     }
     (folder / "prometheus.yml").write_text(json.dumps(config))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = spare_port()
     command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn", "--enable-feature=exemplar-storage"]
     with (folder / "log").open("wb") as log:

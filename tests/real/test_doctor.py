@@ -12,7 +12,8 @@ from kvrelay.core.doctor.finding import Finding, Verdict, examine, overall
 from kvrelay.core.doctor.rules import RULES
 from kvrelay.edge.doctor.collect import Wanted, collect
 from kvrelay.edge.system.config import load_config
-from tests.real.conftest import free_port, gateway
+from kvrelay.edge.system.ports import spare_port
+from tests.real.conftest import gateway
 from tests.real.engine import BLOCK_SIZE, MODEL_NAME, VllmWorker, installed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
@@ -55,7 +56,7 @@ async def test_a_healthy_fleet_and_its_gateway_are_well(workers: Pair, tmp_path:
 
 @pytest.mark.covers("S23")
 async def test_what_is_wrong_on_the_routers_side_is_found(workers: Pair) -> None:
-    nowhere = f"tcp://127.0.0.1:{free_port()}"
+    nowhere = f"tcp://127.0.0.1:{spare_port()}"
     findings = await examined(workers, events=nowhere)
     assert troubles(findings)[("a", "events_endpoint")] is troubles(findings)[("a", "events_heard")] is FAIL
     assert detail(findings, "events_endpoint").startswith(f"nothing publishes at {nowhere}, the worker says ipc://")
@@ -73,7 +74,7 @@ async def test_what_is_wrong_on_the_routers_side_is_found(workers: Pair) -> None
     findings = await examined(workers, events="none")
     assert troubles(findings)[("a", "events_published")] is WARN
 
-    findings = await examined(workers, url=f"http://127.0.0.1:{free_port()}")
+    findings = await examined(workers, url=f"http://127.0.0.1:{spare_port()}")
     assert troubles(findings)[("a", "reachable")] is FAIL
 
 

@@ -15,8 +15,8 @@ from kvrelay.core.model.units import IndexState
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.edge.agent.host import AgentHost
 from kvrelay.edge.system.config import WorkerConfig
+from kvrelay.edge.system.ports import spare_port
 from tests.edge.fleet.lossy import Watched, behind_proxy, fresh_truth, watching
-from tests.real.conftest import free_port
 from tests.real.engine import BLOCK_SIZE, MODEL_NAME, EngineUnavailable, VllmWorker, installed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
@@ -33,7 +33,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmWorker]:
     """A worker with room for four prompts."""
     try:
         worker = VllmWorker(
-            installed(), "small", port=free_port(), cpu=0, folder=tmp_path_factory.mktemp("small"), blocks=40
+            installed(), "small", port=spare_port(), cpu=0, folder=tmp_path_factory.mktemp("small"), blocks=40
         )
         worker.start()
         try:

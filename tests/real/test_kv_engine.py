@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from kvrelay.edge.system.ports import spare_port
 from tests.real.beside_vllm import python_path
-from tests.real.engine import Engine, EngineUnavailable, free_port, installed
+from tests.real.engine import Engine, EngineUnavailable, installed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
@@ -42,8 +43,8 @@ def run(used: Engine, script: str, *arguments: object) -> Any:
 def test_loaded_kv_equals_a_local_hit_to_the_bit(tmp_path: Path, dtype: str, kernels: set[str]) -> None:
     used = engine()
     store = tmp_path / "store"
-    run(used, "equality", "write", used.model, store, free_port(), dtype, COUNT)
-    read = run(used, "equality", "read", used.model, store, free_port(), dtype, COUNT)
+    run(used, "equality", "write", used.model, store, spare_port(), dtype, COUNT)
+    read = run(used, "equality", "read", used.model, store, spare_port(), dtype, COUNT)
     assert read.pop("kernel") in kernels
     assert read.pop("different_answers") > COUNT // 2
     tokens = read["loaded_tokens"]
@@ -59,7 +60,7 @@ def test_loaded_kv_equals_a_local_hit_to_the_bit(tmp_path: Path, dtype: str, ker
 @pytest.mark.covers("S33", "CC-01", "CC-02", "CC-03", "CC-05", "CC-06", "CC-08", "CC-11", "CC-13")
 def test_an_engine_that_differs_in_one_thing_hits_nothing_and_is_told_which(tmp_path: Path) -> None:
     used = engine()
-    results = run(used, "variants", used.model, tmp_path / "store", free_port(), tmp_path)
+    results = run(used, "variants", used.model, tmp_path / "store", spare_port(), tmp_path)
     print("\n".join(f"{name}: {result}" for name, result in results.items()))
     itself = results.pop("itself")
     assert (itself["kv"]["outcome"], itself["kv"]["loaded_tokens"], itself["differs"]) == ("hit", 256, [])

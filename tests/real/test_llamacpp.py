@@ -16,8 +16,9 @@ from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.edge.connectors.base import WorkerAnswerUnusable
 from kvrelay.edge.connectors.openai import GUESSED_BLOCK_TOKENS
 from kvrelay.edge.connectors.registry import detect
+from kvrelay.edge.system.ports import spare_port
 from tests.real.client import Client, Sessions
-from tests.real.conftest import free_port, gateway
+from tests.real.conftest import gateway
 from tests.real.engine import EngineUnavailable
 from tests.real.llamacpp import LlamaCppWorker, installed
 
@@ -31,7 +32,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     workers: tuple[LlamaCppWorker, ...] = ()
     try:
         engine = installed()
-        workers = tuple(LlamaCppWorker(engine, port=free_port(), folder=tmp_path) for _ in range(2))
+        workers = tuple(LlamaCppWorker(engine, port=spare_port(), folder=tmp_path) for _ in range(2))
         for worker in workers:
             worker.start()
         yield workers[0], workers[1]

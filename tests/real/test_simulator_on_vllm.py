@@ -13,8 +13,8 @@ import pytest
 from kvrelay.core.cachesim.engines import SglangRadix, VllmBlocks
 from kvrelay.core.cachesim.prefix import run_prefix_caches
 from kvrelay.core.cachesim.prefix_trace import PrefixRequest, PrefixTrace
+from kvrelay.edge.system.ports import spare_port
 from tests.real.client import VOCABULARY, Client
-from tests.real.conftest import free_port
 from tests.real.engine import BLOCK_SIZE, EngineUnavailable, VllmWorker, installed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
@@ -28,7 +28,7 @@ REQUESTS, OUTPUT_TOKENS = 200, 8
 def small_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmWorker]:
     try:
         worker = VllmWorker(
-            installed(), "predicted", port=free_port(), cpu=0, folder=tmp_path_factory.mktemp("vllm"), blocks=BLOCKS
+            installed(), "predicted", port=spare_port(), cpu=0, folder=tmp_path_factory.mktemp("vllm"), blocks=BLOCKS
         )
         worker.start()
         try:

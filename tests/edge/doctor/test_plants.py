@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -19,6 +18,7 @@ from kvrelay.core.model.units import IndexState
 from kvrelay.edge.doctor.collect import Wanted, collect
 from kvrelay.edge.gateway.gateway import Gateway
 from kvrelay.edge.system.config import load_config
+from kvrelay.edge.system.ports import spare_port
 from kvrelay.edge.worker.launch import MockFleet
 from kvrelay.edge.worker.spec import MockSpec
 from tests.edge.doctor.disguise import absent, disguised, replaced
@@ -56,13 +56,6 @@ def detail(findings: tuple[Finding, ...], worker: str | None, code: str) -> str:
     return next(finding.detail for finding in findings if (finding.worker, finding.code) == (worker, code))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @asynccontextmanager
 async def beside(mocks: MockFleet, **other: object) -> AsyncIterator[list[dict[str, object]]]:
     """The healthy `a`, and `c`, a mock worker that was started otherwise."""
@@ -83,7 +76,7 @@ async def test_a_healthy_fleet_is_well(mocks: MockFleet) -> None:
 
 
 async def test_a_worker_that_connects_to_its_listener_is_heard_by_the_doctor_or_the_gateway() -> None:
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    endpoint = f"tcp://127.0.0.1:{spare_port()}"
     async with MockFleet([MockSpec(name="e", model="m", events=endpoint, events_mode="connect")]) as connecting:
         workers = [{"name": "e", "url": connecting.workers[0].url, "events": f"bind:{endpoint}"}]
         assert overall(await examined(workers)) is OK, "nobody else listens"
@@ -114,7 +107,7 @@ async def test_1_a_worker_that_publishes_no_events(mocks: MockFleet) -> None:
 
 @pytest.mark.covers("S23")
 async def test_2_events_from_another_port(mocks: MockFleet) -> None:
-    nowhere = f"tcp://127.0.0.1:{free_port()}"
+    nowhere = f"tcp://127.0.0.1:{spare_port()}"
     findings = await examined(entries(mocks, events=nowhere))
     found = troubles(findings)
     assert found[("a", "events_endpoint")] is FAIL and found[("a", "events_heard")] is FAIL
@@ -210,14 +203,14 @@ async def test_11_another_hash_seed(mocks: MockFleet) -> None:
 
 @pytest.mark.covers("MK-11")
 async def test_12_a_publisher_on_all_interfaces(mocks: MockFleet) -> None:
-    async with beside(mocks, events=f"tcp://*:{free_port()}", insecure=True) as workers:
+    async with beside(mocks, events=f"tcp://*:{spare_port()}", insecure=True) as workers:
         assert troubles(await examined(workers)) == {("c", "publisher_open"): WARN}
 
 
 async def test_13_no_replay_or_one_that_does_not_answer(mocks: MockFleet) -> None:
     async with beside(mocks, replay="none") as workers:
         assert troubles(await examined(workers)) == {("c", "replay"): WARN}
-    findings = await examined(entries(mocks, replay=f"tcp://127.0.0.1:{free_port()}"))
+    findings = await examined(entries(mocks, replay=f"tcp://127.0.0.1:{spare_port()}"))
     assert troubles(findings) == {("a", "replay"): FAIL}
     assert f"the worker says {mocks.workers[0].ready.replay}" in detail(findings, "a", "replay")
 
@@ -260,7 +253,7 @@ async def test_18_a_cache_aware_policy_on_a_fleet_without_events(mocks: MockFlee
 
 
 async def test_19_a_worker_that_is_down(mocks: MockFleet) -> None:
-    findings = await examined([*entries(mocks), {"name": "gone", "url": f"http://127.0.0.1:{free_port()}"}])
+    findings = await examined([*entries(mocks), {"name": "gone", "url": f"http://127.0.0.1:{spare_port()}"}])
     assert troubles(findings)[("gone", "reachable")] is FAIL
     assert detail(findings, "gone", "reachable") == "connection refused"
     assert {worker for worker, _ in troubles(findings)} == {"gone"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,15 +15,14 @@ from kvrelay.edge.connectors.base import EventSource
 from kvrelay.edge.fleet.event_sockets import MAX_UNKNOWN_TOPICS, EventSockets, Subscription
 from kvrelay.edge.observe.metrics import Metrics
 from kvrelay.edge.system.config import WorkerConfig
+from kvrelay.edge.system.ports import spare_port
 from kvrelay.edge.worker.launch import MockFleet
 from kvrelay.edge.worker.spec import MockSpec
 from tests.edge.fleet.lossy import BLOCKS, SIZE, complete, watching
 
 
 def free_endpoint() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{spare_port()}"
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -253,6 +253,32 @@ async def test_a_stream_that_lacks_only_the_end_of_its_body_is_complete() -> Non
         assert receipts(gateway)[0].status is Status.OK
 
 
+@pytest.mark.covers("RT-23")
+@pytest.mark.parametrize("lost", [breaks, streams], ids=["reset", "an error event"])
+async def test_a_stream_whose_worker_is_lost_behind_the_whole_answer_is_ended_for_it(lost: Any) -> None:
+    more = () if lost is breaks else (IN_STREAM_ERROR,)
+    workers = [
+        ScriptedWorker("a", lost(piece("a", 7), piece("b", 8, finish="length"), *more)),
+        ScriptedWorker("b", ENDS),
+    ]
+    async with running(*workers, gateway__policy="round_robin", retry__migrate=True) as gateway:
+        async with client_of(gateway) as client:
+            status, body, _ = await client.post(token_body(stream=True, max_tokens=2))
+        assert (status, body) == (200, seen("a") + seen("b", finish="length") + DONE)
+        assert workers[1].requests == []
+        (receipt,) = receipts(gateway)
+        assert (receipt.status, receipt.migrations, receipt.completion_tokens) == (Status.OK, 0, 2)
+        await until(lambda: gauges_are_zero(gateway))
+
+
+async def test_counts_that_its_client_asked_for_and_nobody_knows_leave_such_a_stream_broken() -> None:
+    worker = ScriptedWorker("a", breaks(piece("a", 7, finish="length")))
+    async with running(worker, retry__migrate=True) as gateway, client_of(gateway) as client:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await client.post(token_body(stream=True, max_tokens=1, stream_options={"include_usage": True}))
+        assert receipts(gateway)[0].not_migrated_because == "nothing_left"
+
+
 @pytest.mark.covers("RT-23", "RC-13")
 @pytest.mark.parametrize(
     ("second", "fault"),

@@ -280,6 +280,36 @@ def test_cached_tokens_are_never_more_than_the_prompt() -> None:
     assert follower.usage(Usage(4, 2, 4)) == Usage(3, 3, 3)
 
 
+def test_only_an_answer_that_was_said_to_its_end_is_closed() -> None:
+    follower = following(prompt="p", max_tokens=3)
+    follower.take(piece("a", [7]))
+    assert follower.closing() is None
+    follower.take(piece("b", [8, 9], finish="length"))
+    assert follower.closing() == DONE and follower.usage(Usage()) == Usage(None, 3, None)
+
+
+@pytest.mark.parametrize(("path", "kind"), [(COMPLETIONS, "text_completion"), (CHAT, "chat.completion.chunk")])
+def test_counts_that_were_asked_for_are_said_where_the_stream_showed_them(path: str, kind: str) -> None:
+    follower = following(path, prompt="p", messages=[], stream_options={"include_usage": True})
+    choice = {"index": 0, "finish_reason": "stop", "token_ids": [7, 8], "prompt_token_ids": [1, 2, 3]}
+    follower.take(event(choice | ({"text": "a"} if path == COMPLETIONS else {"delta": {"content": "a"}})))
+    closing = follower.closing()
+    assert closing is not None and closing.endswith(b"\n\n" + DONE)
+    said_last = msgspec.json.decode(closing.removesuffix(b"\n\n" + DONE).removeprefix(b"data: "))
+    counts = {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2}
+    assert said_last == {"object": kind, "id": "first", "created": 1, "model": "m", "choices": [], "usage": counts}
+    follower.take(event(usage=counts))
+    assert follower.closing() == DONE
+
+
+def test_a_stream_is_not_closed_whose_counts_or_other_choices_are_not_known() -> None:
+    asked = following(prompt="p", stream_options={"include_usage": True})
+    asked.take(piece("a", [7], finish="stop"))
+    several = following(prompt="p", n=2)
+    several.take(piece("a", [7], finish="stop"))
+    assert asked.closing() is None and several.closing() is None
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -18,6 +18,10 @@ def test_a_few_seeds_hold() -> None:
     assert play_seeds(range(7000, 7030)) == ()
 
 
+def test_what_others_evict_between_a_write_and_its_announcement_is_no_fault_of_the_writer() -> None:
+    assert play_seeds(range(2194, 2195)) == ()
+
+
 def test_a_schedule_is_the_same_for_ever() -> None:
     assert schedule_of(3) == schedule_of(3) != schedule_of(4)
     first, second = Run(schedule_of(3)), Run(schedule_of(3))

@@ -8,6 +8,9 @@ lost, says whether the rest can come from another one and with which request:
 - a chat: the messages and the answer so far as an assistant message that is to be continued;
 - both with what is left of `max_tokens`.
 
+A worker that is lost behind the reason for the end, before the end itself, needs no successor: what is missing then
+is known, and said for it (`closing`).
+
 The stream of the next worker is joined so that its client cannot tell: id, time and model stay, the role is not said
 twice, counts are those of the whole. Whatever would show, or would not be the same answer, is not continued, and the
 receipt has the word for it. Resuming begins behind the last token whose text the client has: text that an engine held
@@ -36,6 +39,7 @@ COMPLETION_DEFAULT_TOKENS = 16  # what a completion without `max_tokens` gets of
 
 _DATA = b"data:"
 _DONE = b"[DONE]"
+_LAST_EVENT = b"data: [DONE]\n\n"
 _BOUNDARY = re.compile(rb"\r\n\r\n|\n\n")
 _IDS = re.compile(rb'(?<=token_ids":)\s*\[[^\]]*\]')  # inside a text the quote would be escaped
 _PROMPT_IDS = re.compile(rb'(?<="prompt_token_ids":)\s*\[[^\]]*\]')
@@ -129,6 +133,7 @@ class StreamFollower:
         self._prompt_ids: list[int] | None = None
         self._tokens = 0
         self._tokens_before = 0  # of earlier attempts
+        self._said_usage = False
         self.ended = False
         """The answer is complete: a reason for its end was said, or the end itself."""
         self.failed: str | None = None
@@ -170,6 +175,37 @@ class StreamFollower:
             members["prompt"] = self._prompt()
         self._reduce_limits(members)
         return msgspec.json.encode(members)
+
+    def closing(self) -> bytes | None:
+        """What is missing behind an answer that was said to its end; None: there is more, or something is not known."""
+        if not self.ended or self._because is not None or not self._following:
+            return None
+        if self._said_usage or not self._wants_usage():
+            return _LAST_EVENT
+        usage = self._own_usage()
+        if usage.prompt_tokens is None or usage.completion_tokens is None:
+            return None
+        counts = {
+            "prompt_tokens": usage.prompt_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "completion_tokens": usage.completion_tokens,
+        }
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        event = {"object": kind, **self._envelope, "choices": [], "usage": counts}
+        return b"data: " + msgspec.json.encode(event) + b"\n\n" + _LAST_EVENT
+
+    def _wants_usage(self) -> bool:
+        options = msgspec.json.decode(self._members.get("stream_options", Raw(_NULL)))
+        return isinstance(options, dict) and bool(options.get("include_usage"))
+
+    def _own_usage(self) -> Usage:
+        """The counts as far as the stream itself showed them: all of them where the worker told its token ids."""
+        prompt_tokens = None if self._prompt_ids is None else len(self._prompt_ids)
+        exact = self._ids is not None and (self._ids or self._pending_ids)
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=self._tokens + len(self._pending_ids) if exact else None,
+        )
 
     def begin(self, *, continues: bool) -> None:
         """The next attempt begins; what was held back of the last one is dropped."""
@@ -242,7 +278,9 @@ class StreamFollower:
         return b"" if self.failed is not None else held
 
     def usage(self, last: Usage) -> Usage:
-        """The counts of the whole, from those of the last attempt."""
+        """The counts of the whole, from those of the last attempt; of the stream itself, if it was lost before them."""
+        if self.ended and last == Usage():
+            return self._own_usage()
         before = self._tokens_before
         if not before:
             return last
@@ -316,6 +354,7 @@ class StreamFollower:
             if not self._joining and self._prompt_ids is None:
                 self._prompt_ids = choice.prompt_token_ids or chunk.prompt_token_ids
             self._note_choice(choice)
+        self._said_usage = self._said_usage or chunk.usage is not None
 
     def _note_choice(self, choice: _Choice) -> None:
         delta = choice.delta

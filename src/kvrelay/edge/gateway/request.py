@@ -526,8 +526,21 @@ class ClientRequest:
             self._body_relay.close()
         if self._relaying and self._watch is not None and self._watch.is_complete():
             self.on_end()  # nothing but the end of the body is missing
-        else:
+        elif not self._closes_for_its_worker():
             self._fail(fault, detail)
+
+    def _closes_for_its_worker(self) -> bool:
+        """A worker that was lost behind its whole answer had only the end of the stream left to say."""
+        if not self._relaying or not self._followed:
+            return False
+        assert self._follower is not None
+        closing = self._follower.closing()
+        if closing is None:
+            return False
+        self._exchange.write(closing)
+        self._exchange.finish(self._trailers)
+        self._finish(None)
+        return True
 
     def _fails_in_its_stream(self) -> bool:
         """The worker has said that it cannot go on, in a stream that it ends as if all were well."""
@@ -535,7 +548,8 @@ class ClientRequest:
         if self._follower.failed is None:
             return False
         self.cancel()
-        self._fail(Fault.SERVER_ERROR, self._follower.failed)
+        if not self._closes_for_its_worker():
+            self._fail(Fault.SERVER_ERROR, self._follower.failed)
         return True
 
     # --- what the client does ----------------------------------------------------------------------------------------

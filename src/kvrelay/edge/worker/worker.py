@@ -16,6 +16,7 @@ from kvrelay import __version__
 from kvrelay.core.engine.engine import Engine, Finished, PublishBatch
 from kvrelay.core.engine.sequence import EngineRequest
 from kvrelay.edge.http.server import Exchange, HttpServer, start_server
+from kvrelay.edge.system.ports import spare_port
 from kvrelay.edge.worker.answers import RequestError, respond_error
 from kvrelay.edge.worker.api import Api
 from kvrelay.edge.worker.engine_host import EngineHost, TokenListener
@@ -54,7 +55,7 @@ class Worker:
         self.host = EngineHost(engine, publish=self._publish, observer=self.metrics)
         self._server: HttpServer | None = None
         self._reopening: asyncio.Task[None] | None = None
-        self._port = spec.port
+        self._port = spec.port or spare_port(spec.host)  # the next life of this worker is to listen there again
         self._store = None if spec.store is None else _open_store(spec)
         self._tasks: set[asyncio.Task[None]] = set()
         for received in spec.faults:
