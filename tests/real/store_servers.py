@@ -118,7 +118,7 @@ def seaweed(folder: Path, *options: str) -> Server:
     ]
     for name, port in ports.items():
         arguments += [f"-{name}.port={port}", f"-{name}.port.grpc={grpc[name]}"]
-    return Server([*arguments, *options], port=ports["s3"], log=folder / "weed.log", up=_answers_http)
+    return Server([*arguments, *options], port=ports["s3"], log=folder / "weed.log", up=answers_http)
 
 
 def mooncake(folder: Path) -> tuple[Server, int]:
@@ -130,7 +130,7 @@ def mooncake(folder: Path) -> tuple[Server, int]:
     folder.mkdir(parents=True, exist_ok=True)
     port, admin = spare_port(), spare_port()
     arguments = [master, f"--rpc_port={port}", "--rpc_address=127.0.0.1", f"--metrics_port={admin}"]
-    return Server(arguments, port=port, log=folder / "mooncake.log", up=lambda _: _answers_http(admin)), admin
+    return Server(arguments, port=port, log=folder / "mooncake.log", up=lambda _: answers_http(admin)), admin
 
 
 def command(port: int, *words: str) -> bytes:
@@ -146,7 +146,7 @@ def _pongs(port: int) -> bool:
         return False
 
 
-def _answers_http(port: int) -> bool:
+def answers_http(port: int) -> bool:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
             connection.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")

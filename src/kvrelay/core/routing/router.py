@@ -26,11 +26,9 @@ from kvrelay.core.model.effects import (
     CancelAttempt,
     Dispatch,
     Effect,
-    Hasten,
     PassThrough,
     Refuse,
     Report,
-    ReportKind,
     WakeAt,
     WriteReceipt,
 )
@@ -67,9 +65,8 @@ from kvrelay.core.model.events import (
     WorkerJoined,
     WorkerLeft,
     WorkerResumed,
-    WorkerSpec,
 )
-from kvrelay.core.model.ids import SessionKey, TargetId, WorkerId
+from kvrelay.core.model.ids import SessionKey, TargetId
 from kvrelay.core.model.prompt import BlockKeys, Prompt, Usage
 from kvrelay.core.model.siblings import Placement, SiblingLoad
 from kvrelay.core.model.units import Fault, RouteReason, Status
@@ -85,22 +82,15 @@ from kvrelay.core.routing.decider import Decider
 from kvrelay.core.routing.describe import answer_match, describe
 from kvrelay.core.routing.epochs import Epochs, EpochState
 from kvrelay.core.routing.fleet import Candidates, FleetView, Worker
-from kvrelay.core.routing.health import Change, Health
 from kvrelay.core.routing.keeper import SWEEP_BLOCKS, Keeper
 from kvrelay.core.routing.live import Attempted, Decision, Live
 from kvrelay.core.routing.retry import UNTOUCHED, Retry
+from kvrelay.core.routing.roster import Roster
 from kvrelay.core.routing.settings import NEVER, RouterSettings
 from kvrelay.core.routing.siblings import Siblings
 from kvrelay.core.routing.status import MatchAnswer, RouterStatus
 
 Effects = tuple[Effect, ...]
-
-_REPORT_OF: dict[Change, ReportKind] = {
-    Change.WENT_UP: "worker_up",
-    Change.WENT_DOWN: "worker_down",
-    Change.SUSPENDED: "worker_suspended",
-    Change.RECOVERED: "worker_recovered",
-}
 
 _RETRY_HINT_S = 1.0
 _LOOK_AHEAD = 64  # waiting requests that are offered a free place per step; more would let a step grow with the queue
@@ -124,10 +114,19 @@ class Router:
         self._retry = Retry(attempts=settings.retry_attempts, budget_ratio=settings.retry_budget_ratio)
         self._waiting = AdmissionQueue(depth=settings.queue_depth, wait_s=settings.queue_wait_s)
         self._decider = Decider(fleet=self._fleet, keeper=self._keeper, ledger=self._ledger)
+        self._live: dict[str, Live] = {}
+        self._roster = Roster(
+            settings,
+            epochs=self.epochs,
+            fleet=self._fleet,
+            keeper=self._keeper,
+            ledger=self._ledger,
+            affinity=self._affinity,
+            live=self._live,
+        )
         self._siblings = Siblings(
             has_any=settings.has_siblings, fleet=self._fleet, affinity=self._affinity, ledger=self._ledger
         )
-        self._live: dict[str, Live] = {}
         self._speculative: dict[str, float] = {}  # request -> deadline of its in-flight entry, oldest first
         self._alarm = Alarm()
         self._draining: DrainStarted | None = None
@@ -200,6 +199,10 @@ class Router:
         """Whether there is anything to close: a binding, or a turn under way that may make one."""
         return any(self._affinity.peek(now, key) is not None for key in self._affinity.named(session_id, tenant))
 
+    def left_by(self, event: EpochRotated) -> tuple[str, ...]:
+        """Names of the workers that could still take requests after this rotation."""
+        return self._roster.left_by(event)
+
     def booked_load(self) -> tuple[SiblingLoad, ...]:
         """What siblings are to know of our load; slots without any are left out."""
         return self._siblings.booked_load()
@@ -231,9 +234,9 @@ class Router:
             case KvBatch():
                 return self._kv_batch(now, event)
             case LoadReported():
-                return self._load_reported(event)
+                return self._unless_late(self._roster.load_reported(event))
             case ProbeAnswered():
-                return self._probed(now, event)
+                return self._unless_late(self._roster.probed(now, event))
             case AttemptFailed():
                 return self._failed(now, event)
             case ClientLeft():
@@ -245,18 +248,20 @@ class Router:
             case AgentHeartbeat():
                 return self._keeper.heartbeat(now, event) + self._wake(now)
             case WorkerJoined():
-                return self._joined(now, event)
+                return self._roster.joined(now, event) + self._wake(now)
             case WorkerLeft():
-                self._fleet.drained.pop(event.name, None)
-                return self._left(now, event.name)
+                self._roster.left(event.name)
+                return self._wake(now)
             case WorkerDrained():
-                return self._set_draining(event.name, True)
+                self._roster.set_draining(event.name, True)
+                return ()
             case WorkerResumed():
-                return self._set_draining(event.name, False)
+                self._roster.set_draining(event.name, False)
+                return ()
             case ResidencyReset():
-                return self._reset(now, event)
+                return self._unless_late(self._roster.reset(now, event)) + self._wake(now)
             case EventsHeard():
-                return self._events_heard(event)
+                return self._unless_late(self._roster.events_heard(event))
             case SessionClosed():
                 return self._siblings.close_sessions(now, event)
             case PolicyChanged():
@@ -271,7 +276,7 @@ class Router:
             case SettingsChanged():
                 return self._change_settings(now, event.settings)
             case EpochRotated():
-                return self._rotate(event)
+                return self._roster.rotate(event)
             case DrainStarted():
                 self._draining = event
                 return ()
@@ -428,7 +433,9 @@ class Router:
         worker = self._worker_of(live)
         reports: Effects = ()
         if worker is not None:
-            reports = self._report_change(worker, worker.health.served(now, event.request_id), "a request ended well")
+            reports = self._roster.report_change(
+                worker, worker.health.served(now, event.request_id), "a request ended well"
+            )
         if event.http_status < 400:
             self._fleet.refusals.forget(live.current.decision.target.worker.name)
             ended = self._end(now, live, Status.OK, event.http_status, usage=event.usage, itl_ms=event.itl_ms)
@@ -447,7 +454,7 @@ class Router:
         if worker is not None:
             change = worker.health.failed(now, event.request_id, Fault.SERVER_ERROR)
             self._fleet.changed()
-            reports = self._report_change(worker, change, Fault.SERVER_ERROR.value)
+            reports = self._roster.report_change(worker, change, Fault.SERVER_ERROR.value)
         reason = Fault.SERVER_ERROR.value
         return reports + self._end(
             now,
@@ -517,7 +524,7 @@ class Router:
         else:
             change = worker.health.failed(now, event.request_id, event.fault)
         self._fleet.changed()
-        return self._report_change(worker, change, event.fault.value)
+        return self._roster.report_change(worker, change, event.fault.value)
 
     def _retry_or_end(self, now: float, live: Live, event: AttemptFailed, *, lost_with_worker: bool) -> Effects:
         tried = frozenset(attempted.decision.target.worker.name for attempted in live.attempts)
@@ -628,7 +635,7 @@ class Router:
         change = worker.health.abandoned(now, request_id, sent_at=live.current.started_at)
         if worker.health.suspended:
             self._fleet.changed()
-        return (cancel, *self._report_change(worker, change, "its clients leave without having got anything"))
+        return (cancel, *self._roster.report_change(worker, change, "its clients leave without having got anything"))
 
     def _end(
         self,
@@ -669,68 +676,7 @@ class Router:
         self._keeper.in_flight.discard(request_id)
         self._speculative.pop(request_id, None)
 
-    # --- workers -------------------------------------------------------------------------------------------------
-
-    def _joined(self, now: float, event: WorkerJoined) -> Effects:
-        known = self._fleet.workers.get(event.worker.name)
-        if known is not None and known.id == event.worker:
-            return ()
-        replaced: Effects = ()
-        if known is not None:
-            replaced = (
-                *self._left(now, event.worker.name),
-                Report("worker_replaced", event.worker.name),
-                *self._hasten(known.id),
-            )
-        health = Health(failures_to_down=self.settings.health_failures, successes_to_up=self.settings.health_successes)
-        targets = tuple(self._keeper.new_target(event.worker, rank, event.spec) for rank in range(event.spec.ranks))
-        for target in targets:
-            self._ledger.add_slot(target.slot)
-        worker = Worker(event.worker, event.spec, health, targets)
-        worker.draining = event.worker.name in self._fleet.drained
-        worker.retired = self.epochs.joined(event.worker)
-        self._fleet.add(worker)
-        begun: Effects = ()
-        for target in targets:
-            begun += self._keeper.begin(now, target)
-        broken = next((target.index_broken for target in targets if target.index_broken is not None), None)
-        if broken is not None:
-            begun += (Report("index_unusable", event.worker.name, broken), *self._keeper.all_unusable())
-        return (*replaced, Report("worker_up", event.worker.name), *begun, *self._wake(now))
-
-    def _left(self, now: float, name: str) -> Effects:
-        """Forget a worker wholly; requests still on it end by themselves and find nothing booked."""
-        worker = self._fleet.remove(name)
-        if worker is None:
-            return ()
-        for target in worker.targets:
-            self._keeper.drop(target)
-            self._ledger.drop_slot(target.slot)
-        self._affinity.drop_worker(worker.id)
-        self._keeper.forget_worker(name)
-        return self._wake(now)
-
-    def _probed(self, now: float, event: ProbeAnswered) -> Effects:
-        worker = self._fleet.live(event.worker)
-        if worker is None:
-            return self._late()
-        if not worker.health.up:
-            self._fleet.changed()  # what was only suspected may be known now
-        for target in worker.targets if event.ok else ():
-            self._ledger.forget_old_rate(now, target.slot)
-        was_dead = worker.health.dead
-        reports = self._report_change(worker, worker.health.probed(event.ok), event.detail)
-        return reports + self._hasten(worker.id) if worker.health.dead and not was_dead else reports
-
-    def _hasten(self, worker_id: WorkerId) -> Effects:
-        """Whatever is still under way on a worker that is gone."""
-        return tuple(
-            Hasten(live.arrived.request_id, live.current.number)
-            for live in self._live.values()
-            if live.current is not None
-            and live.current.fault is None
-            and live.current.decision.target.worker == worker_id
-        )
+    # --- operator, workers and clock -----------------------------------------------------------------------------
 
     def _kv_batch(self, now: float, event: KvBatch) -> Effects:
         worker = self._fleet.live(event.worker)
@@ -738,85 +684,11 @@ class Router:
             worker.health.showed_life(now)
         return self._keeper.batch(now, event) + self._wake(now)
 
-    def _report_change(self, worker: Worker, change: Change, detail: str) -> Effects:
-        if change is Change.NONE:
-            return ()
-        self._fleet.changed()
-        return (Report(_REPORT_OF[change], worker.id.name, detail),)
-
-    def _load_reported(self, event: LoadReported) -> Effects:
-        target = self._fleet.target(event.worker, event.rank)
-        if target is None:
-            return self._late()
-        self._ledger.report(
-            target.slot,
-            running=event.running_requests,
-            waiting=event.waiting_requests,
-            kv_usage_ratio=event.kv_usage_ratio,
-        )
-        return ()
-
-    def _set_draining(self, name: str, draining: bool) -> Effects:
-        """Of a worker that has yet to answer as well: it is drained when it does."""
-        if draining:
-            self._fleet.drained[name] = None
-        else:
-            self._fleet.drained.pop(name, None)
-        worker = self._fleet.workers.get(name)
-        if worker is not None:
-            worker.draining = draining
-            self._fleet.changed()
-        return ()
-
-    def _reset(self, now: float, event: ResidencyReset) -> Effects:
-        worker = self._fleet.workers.get(event.name)
-        if worker is None:
-            return self._late()
-        effects: Effects = ()
-        for target in worker.targets:
-            effects += self._keeper.reset(now, target, replay=event.replay)
-        if not event.replay and self.epochs.emptied(worker.id):
-            worker.retired = False
-            self._fleet.changed()
-        return effects + self._wake(now)
-
-    def _events_heard(self, event: EventsHeard) -> Effects:
-        """Of a worker whose events do not come nothing can match."""
-        worker = self._fleet.live(event.worker)
-        if worker is None:
-            return self._late()
-        return self._keeper.heard(worker, event.problem)
-
-    # --- operator and clock --------------------------------------------------------------------------------------
-
     def _switch_policy(self, event: PolicyChanged) -> Effects:
         scorer = event.scorer or self._scorer
         self.policy = self._make_policy(event.policy, scorer)
         self._scorer = scorer
         return (Report("policy_switched", detail=event.policy),)
-
-    def left_by(self, event: EpochRotated) -> tuple[str, ...]:
-        """Names of the workers that could still take requests after this rotation."""
-        retired = self.epochs.outdated(event, self._lives())
-        return tuple(
-            worker.id.name
-            for worker in self._fleet.workers.values()
-            if worker.id not in retired and not worker.leaving and worker.health.up
-        )
-
-    def _lives(self) -> tuple[tuple[WorkerId, WorkerSpec], ...]:
-        return tuple((worker.id, worker.spec) for worker in self._fleet.workers.values())
-
-    def _rotate(self, event: EpochRotated) -> Effects:
-        """One step: whoever arrives after it belongs to the new epoch, whoever came before stays in the old one."""
-        retired = self.epochs.rotate(event, self._lives())
-        for worker_id in retired:
-            self._fleet.workers[worker_id.name].retired = True
-        self._fleet.changed()
-        whose = event.tenant or event.adapter
-        named = event.trigger.value if whose is None else f"{event.trigger.value} of {whose}"
-        rotated = Report("epoch_rotated", detail=named)
-        return (rotated, *(Report("worker_retired", worker_id.name, named) for worker_id in retired))
 
     def _make_policy(self, name: str, scorer: str) -> Policy:
         """Under hard affinity nothing spills."""
@@ -830,8 +702,7 @@ class Router:
         self._retry.change(attempts=settings.retry_attempts, budget_ratio=settings.retry_budget_ratio)
         self._fleet.capacity = settings.capacity
         self._waiting.change(depth=settings.queue_depth, wait_s=settings.queue_wait_s)
-        for worker in self._fleet.workers.values():
-            worker.health.change(failures_to_down=settings.health_failures, successes_to_up=settings.health_successes)
+        self._roster.change(settings)
         if (settings.policy, settings.scorer) != (old.policy, old.scorer):
             return self._switch_policy(PolicyChanged(settings.policy, settings.scorer)) + self._wake(now)
         factors = (settings.weights, settings.spill, settings.affinity_hard)
@@ -879,6 +750,9 @@ class Router:
             if other is not None and (at is None or other < at):
                 at = other
         return at
+
+    def _unless_late(self, effects: Effects | None) -> Effects:
+        return self._late() if effects is None else effects
 
     def _late(self) -> Effects:
         """An event about something that ended before. Counted, never an error: the world is slower than we are."""

@@ -18,7 +18,7 @@ def spare_port(host: str = "127.0.0.1") -> int:
     listened there is away, and then it cannot listen there again.
     """
     first, last = _outgoing_range()
-    legal = [*range(_LOWEST, min(first, _HIGHEST)), *range(max(last + 1, _LOWEST), _HIGHEST)]
+    legal: list[int] = [*range(_LOWEST, min(first, _HIGHEST)), *range(max(last + 1, _LOWEST), _HIGHEST)]
     for port in random.sample(legal, k=min(_TRIES, len(legal))):
         if _is_free(host, port):
             return port
