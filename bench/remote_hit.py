@@ -11,6 +11,7 @@ more than a tenth.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,7 +31,7 @@ from tests.real.store_servers import Server, answers_http, valkey
 from bench.rig.engines import pair, running
 from kvrelay.edge.system.ports import spare_port
 
-PROMPT_TOKENS, CHUNK_TOKENS = 1_755, 256
+PROMPT_TOKENS, LMCACHE_CHUNK_TOKENS = 1_755, 256
 ROUNDS, WARM_UP = 6, 1
 SAVED_WITHIN_S = 1.5  # a prompt's chunks
 NOISE = 1.1
@@ -53,6 +55,9 @@ class LmcacheWorker(VllmWorker):
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.remote_hit")
+    parser.add_argument("--chunk-tokens", type=int, default=LMCACHE_CHUNK_TOKENS, help="ours; LMCache has its default")
+    chunk_tokens = parser.parse_args().chunk_tokens
     python = Path(os.environ["KVRELAY_LMCACHE_PYTHON"])
     engine = installed("medium")
     with tempfile.TemporaryDirectory(prefix="remote-hit-") as place:
@@ -61,7 +66,7 @@ def main() -> int:
         try:
             server.start()
             their_server.start()
-            ours = pair(lambda name, cpu: _ours(engine, name, cpu, folder, server.port))
+            ours = pair(lambda name, cpu: _ours(engine, name, cpu, folder, server.port, chunk_tokens))
             beside = Engine(python, engine.model)
             theirs = pair(
                 lambda name, cpu: LmcacheWorker(
@@ -71,14 +76,14 @@ def main() -> int:
             with running([*ours, *theirs]):
                 for worker in ours:
                     worker.wait_until_sharing()
-                seconds = _take_turns({"kvrelay": ours, "LMCache": theirs})
+                seconds = _take_turns({"kvrelay": (ours, chunk_tokens), "LMCache": (theirs, LMCACHE_CHUNK_TOKENS)})
         finally:
             server.kill()
             their_server.kill()
     return _tell(seconds)
 
 
-def _ours(engine: Engine, name: str, cpu: int, folder: Path, store_port: int) -> KvWorker:
+def _ours(engine: Engine, name: str, cpu: int, folder: Path, store_port: int, chunk_tokens: int) -> KvWorker:
     tier = {"url": f"valkey://127.0.0.1:{store_port}/0", "promote": "never"}
     return KvWorker(
         engine,
@@ -89,7 +94,7 @@ def _ours(engine: Engine, name: str, cpu: int, folder: Path, store_port: int) ->
         folder=folder,
         connector={
             "store": {"tiers": [tier], "deadline_ms": 5000, "break_even": False},
-            "chunk_tokens": CHUNK_TOKENS,
+            "chunk_tokens": chunk_tokens,
             "digest_cache": str(folder / "digests.json"),
             "lookup_deadline_ms": 5000,
         },
@@ -102,27 +107,27 @@ def _lmcache_server(python: Path, folder: Path) -> Server:
     port, http = spare_port(), spare_port()
     command = [
         str(python.with_name("lmcache")), "server", "--host", "127.0.0.1", "--port", str(port),
-        "--http-host", "127.0.0.1", "--http-port", str(http), "--chunk-size", str(CHUNK_TOKENS), "--l1-size-gb", "1",
-        "--eviction-policy", "LRU", "--disable-observability", "--supported-transfer-mode", "engine_driven",
+        "--http-host", "127.0.0.1", "--http-port", str(http), "--chunk-size", str(LMCACHE_CHUNK_TOKENS),
+        "--l1-size-gb", "1", "--eviction-policy", "LRU", "--disable-observability",
+        "--supported-transfer-mode", "engine_driven",
     ]  # fmt: skip
     return Server(command, port=port, log=folder / "lmcache-server.log", up=lambda _: answers_http(http))
 
 
-def _take_turns(pairs: dict[str, list[KvWorker] | list[LmcacheWorker]]) -> dict[str, dict[str, list[float]]]:
-    """Seconds by system and kind. What came from where is the engine's own count."""
+def _take_turns(pairs: Mapping[str, tuple[Sequence[VllmWorker], int]]) -> dict[str, dict[str, list[float]]]:
+    """Seconds by system and kind, of each system's A and B and the size of its chunks. What came from where is the
+    engine's own count."""
     taken: dict[str, dict[str, list[float]]] = {name: {kind: [] for kind in KINDS} for name in pairs}
-    chunks = PROMPT_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
     for turn in range(WARM_UP + ROUNDS):
         prompt = prompt_of(PROMPT_TOKENS, seed=1_000 + turn)
-        for name, (a, b) in pairs.items():
+        for name, ((a, b), chunk_tokens) in pairs.items():
             cold_s, computed = first_token(a, prompt)
             time.sleep(SAVED_WITHIN_S)
             remote_s, cached = first_token(b, prompt)
             local_s, _ = first_token(b, prompt)
-            if (computed, cached) != (0, chunks):
-                raise SystemExit(
-                    f"{name}: {computed} tokens cached on A and {cached} on B, where 0 and {chunks} were due"
-                )
+            whole_chunks = PROMPT_TOKENS // chunk_tokens * chunk_tokens
+            if (computed, cached) != (0, whole_chunks):
+                raise SystemExit(f"{name}: {computed} tokens cached on A, {cached} on B; 0 and {whole_chunks} were due")
             print(f"{name} {turn}: cold {cold_s:.3f}, remote {remote_s:.3f}, local {local_s:.3f} s", file=sys.stderr)
             if turn >= WARM_UP:
                 for kind, seconds in zip(KINDS, (cold_s, remote_s, local_s), strict=True):

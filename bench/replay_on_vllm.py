@@ -9,7 +9,6 @@ held. Exit status: that of the replay (0 pass, 1 fail, 3 unknown).
 from __future__ import annotations
 
 import argparse
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,6 @@ POLICIES = ("round_robin", "sticky", "cache_load")
 def main() -> int:
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers are ended in that case, too
     engine = installed("wide")
     with tempfile.TemporaryDirectory(prefix="replay-") as place:
         folder = Path(place)

@@ -10,7 +10,6 @@ verdict (0 keep, 1 drop, 3 unknown).
 from __future__ import annotations
 
 import argparse
-import signal
 import subprocess
 import sys
 import tempfile
@@ -46,7 +45,6 @@ class ArmWorker(VllmWorker):
 def main() -> int:
     options = _options()
     options.out.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the workers are ended in that case, too
     engine = installed("wide")
     wanted = Wanted(step="cpu", policy="cache_load", engine="vllm", cpu_bytes=CPU_BYTES, remote="")
     plan = tier_plan(wanted, out=options.out)

@@ -6,6 +6,7 @@ command that starts each again, and runs `kvrelay drill` on it as an operator wo
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,14 @@ from bench.drills.staging import DRILLS, staged
 
 
 def main() -> int:
-    names = [name for name in sys.argv[1:] if not name.startswith("-")]
-    out = Path(names.pop()) if "--out" in sys.argv else Path("kvrelay-drills-real")
-    unknown = set(names) - {name for drills in DRILLS.values() for name in drills}
-    if unknown:
-        print(f"no such drill here: {', '.join(sorted(unknown))}", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m bench.drills.real")
+    known = sorted(name for drills in DRILLS.values() for name in drills)
+    parser.add_argument("names", nargs="*", metavar="DRILL", help=f"none: all of {', '.join(known)}")
+    parser.add_argument("--out", type=Path, default=Path("kvrelay-drills-real"))
+    options = parser.parse_args()
+    names, out = options.names, options.out
+    if unknown := set(names) - set(known):
+        parser.error(f"no such drill here: {', '.join(sorted(unknown))}")
     worst = 0
     for staging, drills in DRILLS.items():
         wanted = [name for name in drills if not names or name in names]

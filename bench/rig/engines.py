@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +28,8 @@ def pair(make: Callable[[str, int], Worker]) -> list[Worker]:
 
 @contextmanager
 def running(workers: Sequence[Worker]) -> Iterator[Sequence[Worker]]:
-    """All of them up, and none of them left afterwards."""
+    """All of them up, and none of them left afterwards, also when this process is told to end."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         for worker in workers:
             worker.start()
@@ -36,6 +39,7 @@ def running(workers: Sequence[Worker]) -> Iterator[Sequence[Worker]]:
     finally:
         for worker in workers:
             worker.kill()
+        signal.signal(signal.SIGTERM, before)
 
 
 def write_fleet(workers: Sequence[VllmWorker], model: Path, folder: Path) -> Path:

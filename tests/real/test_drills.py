@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 
 import pytest
 from bench.drills.staging import staged
@@ -41,7 +42,8 @@ def test_the_drills_pass_on_two_vllm_workers(staging: str, names: tuple[str, ...
         target = read_fleet(fleet.file, [each for each in fleet.confirmed if "=" in each])
         attached = attached_processes(target)
         for name in names:
-            result = asyncio.run(run_drill(ALL[name], lambda drill: AttachedFleet(drill, target, attached)))
+            drill = ALL[name].afresh(secrets.randbits(32))
+            result = asyncio.run(run_drill(drill, lambda drill: AttachedFleet(drill, target, attached)))
             assert result.cannot is None
             assert [each for each in result.promises if each.verdict != "pass"] == []
 

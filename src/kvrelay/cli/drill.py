@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -31,6 +32,8 @@ app = typer.Typer(
 )
 
 ALL = "all"
+SIMULATED, MOCK = "simulated", "mock"  # made anew for every drill; all others are somebody's
+_AFRESH_BITS = 32
 
 
 @app.callback()
@@ -62,7 +65,7 @@ def run(
     names: Annotated[list[str], typer.Argument(metavar="NAME...|all", help="Which drills; `all` for every one.")],
     fleet: Annotated[
         str, typer.Option(metavar="simulated|mock|FILE", help="Virtual time, mock processes, or a fleet of your own.")
-    ] = "simulated",
+    ] = SIMULATED,
     router_command: Annotated[
         str | None,
         typer.Option(metavar="COMMAND", help="Another router before the mock workers; {port} and {workers} are set."),
@@ -90,7 +93,8 @@ def run(
     worst = "pass"
     for each in chosen:
         messages.say(words.begun(each.name, each.title))
-        result = asyncio.run(run_drill(each, make))
+        played = each if fleet in (SIMULATED, MOCK) else each.afresh(secrets.randbits(_AFRESH_BITS))
+        result = asyncio.run(run_drill(played, make))
         worst = max(worst, result.verdict, key=["pass", "unknown", "fail"].index)
         _show(each, result, out=out, json=json, in_full=len(chosen) == 1)
     if out is not None:
@@ -112,11 +116,11 @@ def _chosen(names: list[str]) -> list[Drill]:
 def _fleet(
     fleet: str, router_command: str | None, confirm: list[str], seed: int, out: Path | None
 ) -> Callable[[Drill], Fleet]:
-    if fleet == "simulated":
+    if fleet == SIMULATED:
         from kvrelay.lab.drills.fleets.simulated import SimulatedFleet
 
         return lambda drill: SimulatedFleet(drill, seed=seed)
-    if fleet == "mock":
+    if fleet == MOCK:
         from kvrelay.lab.drills.fleets.mock import MockProcessFleet
         from kvrelay.lab.drills.fleets.other_router import OtherRouter
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import msgspec
@@ -69,6 +70,45 @@ async def test_what_was_given_up_at_once_is_done_by_another_worker(script, body)
         assert [attempt.worker for attempt in moved.attempts] == ["a", "b"]
         assert moved.attempts[0].fault is Fault.SERVER_ERROR
         assert (moved.status, moved.fallback_reason) == (Status.OK, "retried_elsewhere")
+
+
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+EMPTY = b'data: {"choices":[{"index":0,"text":"","finish_reason":null}],"usage":null}\n\n'
+
+
+def breaks_after(*events: bytes) -> Callable[[Exchange], None]:
+    def script(exchange: Exchange) -> None:
+        exchange.start(200, (EVENT_STREAM,))
+        for event in events:
+            exchange.write(event)
+        asyncio.get_running_loop().call_later(0.02, exchange.abort)
+
+    return script
+
+
+@pytest.mark.covers("S25")
+@pytest.mark.parametrize("said", [(ROLE,), (EMPTY, EMPTY)], ids=["a role", "half a character"])
+async def test_a_stream_that_has_said_nothing_yet_can_still_come_from_another_worker(said) -> None:
+    a, b = ScriptedWorker("a", breaks_after(*said)), ScriptedWorker("b", ends_with(chunk("one"), after=ROLE))
+    async with running(a, b, gateway__policy="round_robin") as gateway, client_of(gateway) as client:
+        for _ in range(2):
+            status, answered, headers = await client.post(token_body(stream=True))
+            assert (status, answered, headers["x-kvrelay-worker"]) == (200, ROLE + chunk("one"), "b")
+        moved = next(receipt for receipt in receipts(gateway) if len(receipt.attempts) == 2)
+        assert (moved.attempts[0].fault, moved.status) == (Fault.RESET, Status.OK)
+
+
+async def test_where_nobody_else_is_such_a_stream_is_refused_instead_of_broken() -> None:
+    async with running(ScriptedWorker("a", breaks_after(ROLE))) as gateway, client_of(gateway) as client:
+        status, _, headers = await client.post(token_body(stream=True))
+        assert (status, headers["x-kvrelay-reason"]) == (502, "worker_lost")
+
+
+@pytest.mark.parametrize("end", [ERROR_EVENT, b"data: [DONE]\n\n", EMPTY], ids=["gave up", "done", "nothing more"])
+async def test_what_was_kept_reaches_the_client_in_its_place(end: bytes) -> None:
+    async with running(ScriptedWorker("a", ends_with(end, after=ROLE))) as gateway, client_of(gateway) as client:
+        status, answered, _ = await client.post(token_body(stream=True))
+        assert (status, answered) == (200, ROLE + end)
 
 
 async def test_without_another_worker_the_client_gets_the_workers_own_words() -> None:

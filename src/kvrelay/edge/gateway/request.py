@@ -57,7 +57,7 @@ from kvrelay.edge.gateway.kv_report import KvReportQuestion
 from kvrelay.edge.gateway.migration import StreamFollower, follow
 from kvrelay.edge.gateway.openai import RequestBody, Unscored, read_body, with_salt
 from kvrelay.edge.gateway.scoring import prompt_at_once, prompt_in_time
-from kvrelay.edge.gateway.stream import StreamWatch
+from kvrelay.edge.gateway.stream import StreamWatch, says_nothing_yet
 from kvrelay.edge.gateway.unasked_usage import UsageFilter, asking, editable, speaks_of_question
 from kvrelay.edge.http.client import Call, CallTimeouts, UpstreamPool
 from kvrelay.edge.http.exchange import Exchange
@@ -72,6 +72,7 @@ SENT_ONCE = "its body was passed on as it came and cannot be sent again"
 TOTAL_TIME_OVER = "the request took longer than it may in all"
 PATIENCE_WITH_GONE_S = 10.0  # with the silence of a worker whose probes fail
 MAX_HELD_BYTES = 1024 * 1024
+MAX_UNSAID_BYTES = 1024  # some events; more of them would be an answer without text
 MAX_COUNTED_BODY_BYTES = 8 * 1024 * 1024
 BACK_PRESSURE_STATUS = frozenset((429, 503))
 log = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ class ClientRequest:
         "_tenant",
         "_trailers",
         "_unarrived",
+        "_unsaid",
         "_upstream_headers",
         "_waiting",
         "_watch",
@@ -451,6 +453,7 @@ class ClientRequest:
     def on_data(self, data: bytes) -> None:
         if not self._relaying and not self._holding and self._status < 400 and gave_up_at_once(data):
             self._gave_up = self._holding = True
+            self._hold(self._take_unsaid())
         if self._holding:
             self._hold(data)
             return
@@ -460,8 +463,8 @@ class ClientRequest:
             passed = self._follower.take(passed)
         if self._relaying:
             self._exchange.write(passed)
-        elif passed:
-            self._start_relaying(passed)
+        elif passed and not self._keeps_for_now(passed):
+            self._start_relaying(self._take_unsaid() + passed)
         if self._followed and self._fails_in_its_stream():
             return
         watch = self._watch
@@ -500,7 +503,7 @@ class ClientRequest:
                 self._fail(Fault.RESET, "the stream ended before its end")
                 return
         if not self._relaying:
-            self._start_relaying(rest)
+            self._start_relaying(self._take_unsaid() + rest)
         elif rest:
             self._exchange.write(rest)
         self._exchange.finish(self._trailers)
@@ -579,6 +582,7 @@ class ClientRequest:
     def _forget_answer(self) -> None:
         self._status = 0
         self._upstream_headers = []
+        self._unsaid = b""
         self._held = []
         self._held_bytes = 0
         self._holding = False
@@ -607,6 +611,20 @@ class ClientRequest:
         if effect.rank is not None:
             lines += b"x-data-parallel-rank: %d\r\n" % effect.rank
         return lines
+
+    def _keeps_for_now(self, passed: bytes) -> bool:
+        """The client is told of a stream with the first event that says something: until then anybody may be asked.
+        A followed stream can go on elsewhere anyhow."""
+        if self._watch is None or self._followed or len(self._unsaid) + len(passed) > MAX_UNSAID_BYTES:
+            return False
+        if not says_nothing_yet(passed):
+            return False
+        self._unsaid += passed
+        return True
+
+    def _take_unsaid(self) -> bytes:
+        unsaid, self._unsaid = self._unsaid, b""
+        return unsaid
 
     def _start_relaying(self, first: bytes) -> None:
         assert self._dispatch is not None and self._route is not None

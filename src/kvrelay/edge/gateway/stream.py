@@ -22,12 +22,21 @@ _LAST_EVENT = re.compile(
     rb"(?:\A|\n)(?:data: ?\[DONE\]"
     rb"|event: ?(?:message_stop|response\.(?:completed|incomplete|failed))\r?\ndata:[^\n]*)\s*\Z"
 )
+# Nothing but events of a completion or chat: others mean something without text, such as "your response has an id now".
+_CHOICES_ONLY = re.compile(rb'(?:data: ?\{[^\n]*"choices"[^\n]*\r?\n\r?\n)+\Z')
+_SAYS_MORE = re.compile(rb'"finish_reason"\s*:\s*"|"usage"\s*:\s*\{|"error"\s*:')
 _OVERLAP_BYTES = 64  # a member can be cut in two by the network
 
 
 def has_output(data: bytes) -> bool:
     """Whether something generated is in it."""
     return _FIRST_TOKEN.search(data) is not None
+
+
+def says_nothing_yet(first: bytes) -> bool:
+    """Whether the first bytes of a stream are whole events in which nothing is generated: a role, or the empty text of
+    a token that is half a character. Another worker could say the same."""
+    return _CHOICES_ONLY.match(first) is not None and _SAYS_MORE.search(first) is None and not has_output(first)
 
 
 class StreamWatch:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvrelay.lab.drills.actions import Action
 from kvrelay.lab.drills.history import Finding, History
@@ -129,6 +130,11 @@ class Drill(Struct, frozen=True, kw_only=True):
     baseline: str = "The same requests, undisturbed, end well; every worker is routable and its index is live."
     rollback: str = "`kvrelay rollback`: round robin, without any shared tier; restart what the drill stopped."
 
+    def afresh(self, by: int) -> Drill:
+        """With prompts of its own, for fleets that outlive a drill: what another one left in their caches is no part
+        of it."""
+        return replace(self, steps=tuple(_afresh(step, by) for step in self.steps))
+
     def actions(self) -> tuple[Action, ...]:
         """All that is done in it, in order."""
         found: list[Action] = []
@@ -141,3 +147,13 @@ class Drill(Struct, frozen=True, kw_only=True):
                 case _:
                     pass
         return tuple(found)
+
+
+def _afresh(step: Step, by: int) -> Step:
+    match step:
+        case Send(turns=turns):
+            return replace(step, turns=tuple(replace(turn, text=turn.text.shifted(by)) for turn in turns))
+        case Look(texts=texts):
+            return replace(step, texts=tuple(text.shifted(by) for text in texts))
+        case _:
+            return step

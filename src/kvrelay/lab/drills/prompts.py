@@ -30,6 +30,10 @@ class Text(Struct, frozen=True):
     def then(self, seed: int, tokens: int) -> Text:
         return Text((*self.parts, Part(seed, tokens)))
 
+    def shifted(self, by: int) -> Text:
+        """Other tokens; what texts have in common they still have."""
+        return Text(tuple(Part(part.seed + by, part.tokens) for part in self.parts))
+
     def token_ids(self) -> TokenIds:
         """uint32, shape (tokens,)."""
         drawn = [np.random.default_rng(part.seed).integers(FIRST_TOKEN, LAST_TOKEN, part.tokens) for part in self.parts]
