@@ -32,8 +32,9 @@ def rollback(
     """Switch a running gateway to round robin, and its workers to their own caches: no prefix matching, no stickiness,
     no KV loaded from a shared tier or saved there.
 
-    Requests that are under way are not touched. Exit 0: all of it is in force; 3: of some worker it is not known. A
-    worker that starts anew shares again, as configured. The way forward is PUT /admin/policy and PUT /admin/sharing.
+    Requests that are under way are not touched. Exit 0: all of it is in force; 3: of some worker it is not known.
+    Workers that start anew are told, too; a gateway that does has forgotten it. The way forward is PUT /admin/policy
+    and PUT /admin/sharing.
     """
     client = AdminClient(router, admin_token_file)
     try:

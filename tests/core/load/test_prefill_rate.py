@@ -66,6 +66,41 @@ def test_nearly_cached_prompts_teach_nothing():
     assert ledger.rates.of(0) == 1_000.0 and ledger.rates.samples(0) == 0
 
 
+def test_prompts_that_were_nearly_cached_do_not_make_those_behind_them_look_quick():
+    """One queue, worked off at 2,000 tokens per second; a long prompt follows right behind a short one."""
+    ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
+    ledger.add_slot(0)
+    sizes = [80, 80, 80, 320] * 20
+    for number, tokens in enumerate(sizes):
+        ledger.book(0.0, str(number), 0, prefill_tokens=tokens, decode_blocks=1)
+    now = 0.0
+    for number, tokens in enumerate(sizes):
+        now += tokens / 2_000.0
+        ledger.first_token(now, str(number))
+    assert ledger.rates.of(0) == pytest.approx(2_000.0, rel=0.01)
+
+
+def test_what_was_not_computed_after_all_teaches_nothing():
+    """Claimed was nothing, as no event had come yet; the engine had nearly all of it."""
+    ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
+    ledger.add_slot(0)
+    now = serve(ledger, 0, rate=2_000.0, prompts=[500] * 10)
+    ledger.book(now, "surprise", 0, prefill_tokens=1_680, decode_blocks=1)
+    ledger.first_token(now + 0.04, "surprise")
+    assert ledger.rates.learned(0) > 2_600.0
+    ledger.settle(now + 0.1, "surprise", computed_tokens=80)
+    assert ledger.rates.learned(0) == pytest.approx(2_000.0, rel=0.01)
+
+
+def test_of_a_single_sample_nothing_is_taken_back():
+    ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
+    ledger.add_slot(0)
+    ledger.book(0.0, "only", 0, prefill_tokens=500, decode_blocks=1)
+    ledger.first_token(0.25, "only")
+    ledger.settle(0.5, "only", computed_tokens=0)
+    assert ledger.rates.learned(0) == 2_000.0
+
+
 def test_a_newcomer_starts_with_what_the_others_taught():
     ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
     ledger.add_slot(0)

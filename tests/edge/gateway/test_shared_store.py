@@ -142,3 +142,17 @@ async def test_each_hit_says_how_far_it_came(peer: StoreServer, shared_memory: S
                 assert again.remote_reason == "already_local"
                 assert again.cached_tokens_by_scope == {"engine": again.actual_cached_tokens}
                 assert again.actual_cached_tokens is not None and again.actual_cached_tokens > CHUNKS_TOKENS
+
+
+async def test_an_order_to_leave_the_tier_alone_holds_for_the_next_life_as_well() -> None:
+    with MockFleet([spec("w0", "memory://order-holds")]) as fleet:
+        async with gateway_over(*fleet.workers) as gateway, client_of(gateway) as client:
+            asked = await client.admin("PUT", "/admin/sharing", {"on": False})
+            assert asked == (200, {"workers": [{"worker": "w0", "sharing": "off", "why": None}]})
+            again = await asyncio.to_thread(fleet.restart, "w0")
+            await until(lambda: gateway.status().workers[0].incarnation == again.incarnation)
+            assert await client.admin("GET", "/admin/sharing") == asked
+            assert (await client.admin("PUT", "/admin/sharing", {"on": True}))[1]["workers"][0]["sharing"] == "on"
+            again = await asyncio.to_thread(fleet.restart, "w0")
+            await until(lambda: gateway.status().workers[0].incarnation == again.incarnation)
+            assert (await client.admin("GET", "/admin/sharing"))[1]["workers"][0]["sharing"] == "on"

@@ -33,7 +33,7 @@ def back_again(before: str, url: str, *, shared: bool) -> str:
     lines = [f'hint: back again: curl -X PUT {url}/admin/policy -d \'{{"policy": "{before}"}}\'']
     if shared:
         lines.append(
-            f"      and: curl -X PUT {url}/admin/sharing -d '{{\"on\": true}}'; a worker that starts anew shares again"
+            f"      and: curl -X PUT {url}/admin/sharing -d '{{\"on\": true}}'; workers that start anew are told, too"
         )
     return "\n".join(lines)
 

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from kvrelay.core.load.fading import Fading
 from kvrelay.core.load.growth import Growth
-from kvrelay.core.load.prefill_rate import PrefillRates
+from kvrelay.core.load.prefill_rate import PrefillRates, Sample
 from kvrelay.core.load.siblings import SiblingLoads
 from kvrelay.core.model.arrays import Floats
 from kvrelay.core.model.siblings import SiblingLoad
@@ -29,6 +29,7 @@ RECENT = len(KINDS)  # the row of `recent_tokens`, which is not load but breaks 
 GENERATING = RECENT + 1  # the row of requests past their first token, foreign ones included
 _ROWS = GENERATING + 1
 
+_HALF_COMPUTED = 0.5  # of what was booked; where less was really computed, the prefill teaches no rate
 _RECENT_HALF_LIFE_S = 60.0
 _RECENT_RESCALE_S = 600.0
 
@@ -40,6 +41,7 @@ class Booking(Struct):
     prefill_tokens: int
     decode_blocks: int
     prefilling: bool = True
+    sample: Sample | None = None  # what its prefill taught of the worker's rate
 
 
 class SlotLoad(Struct):
@@ -140,16 +142,23 @@ class Ledger:
         load = self._touch(booking.slot)
         self._end_prefill(load, booking)
         waiting_tokens = load.active_prefill_tokens + load.elsewhere[PREFILL]
-        self.rates.prefill_done(now, booking.slot, booking.prefill_tokens, waiting_tokens=waiting_tokens)
+        booking.sample = self.rates.prefill_done(
+            now, booking.slot, booking.prefill_tokens, waiting_tokens=waiting_tokens
+        )
         load.active_decode_blocks += booking.decode_blocks
         load.prefilled_tokens += booking.prefill_tokens
 
-    def settle(self, now: float, request_id: str) -> bool:
-        """The request left the worker, for whatever reason. False when nothing was booked (any more)."""
+    def settle(self, now: float, request_id: str, *, computed_tokens: int | None = None) -> bool:
+        """The request left the worker, for whatever reason. False when nothing was booked (any more).
+
+        `computed_tokens`: of its prompt, where the engine said so."""
         booking = self._bookings.pop(request_id, None)
         if booking is None:
             return False
         load = self._touch(booking.slot)
+        least = booking.prefill_tokens * _HALF_COMPUTED
+        if booking.sample is not None and computed_tokens is not None and computed_tokens < least:
+            self.rates.take_back(booking.slot, booking.sample)
         if booking.prefilling:
             self._end_prefill(load, booking)
             self.rates.prefill_abandoned(now, booking.slot)

@@ -4,8 +4,10 @@ While a worker has prefill to do, the tokens it finishes divided by the time tha
 batching included. Both sums decay per finished prefill, so the rate follows a change within some twenty requests.
 A pause is not a rate: when a worker, the network or this process stands still for a moment, one first token comes
 very late. So the time of one sample counts up to some times what was to be expected, and who is slow shows it again.
-Prompts that were nearly all cached say little about speed and much about overhead; below `_MIN_SAMPLE_TOKENS` they
-are left out.
+Prompts that were nearly all cached say little about speed and much about overhead: below `_MIN_SAMPLE_TOKENS` they are
+no sample, and their tokens and their time go into the next one of the same busy period. Left out altogether, they would
+make the next prompt look as if it had been computed since the first token of theirs. What was computed is known at the
+end only; where the engine had more cached than was claimed, the sample is taken back.
 """
 
 from __future__ import annotations
@@ -35,7 +37,17 @@ class _Rate(Struct):
     tokens: float = 0.0
     seconds: float = 0.0
     since: float = 0.0  # the backlog has been worked on since then
+    unsampled_since: float = 0.0  # the time of the next sample begins
+    unsampled_tokens: int = 0  # of prefills too short for a sample, since then
     sampled_at: float = 0.0
+
+
+class Sample(Struct, frozen=True):
+    """What one prefill taught: the `number`-th of its slot."""
+
+    number: int
+    tokens: int
+    seconds: float
 
 
 class PrefillRates:
@@ -96,28 +108,47 @@ class PrefillRates:
     def backlog_grew(self, now: float, slot: int, *, was_empty: bool) -> None:
         """A prefill was booked; an idle worker starts on it now."""
         if was_empty:
-            self._rates[slot].since = now
+            self._begin(now, self._rates[slot])
             self._changed[slot] = None
 
-    def prefill_done(self, now: float, slot: int, tokens: int, *, waiting_tokens: int = 0) -> None:
+    def prefill_done(self, now: float, slot: int, tokens: int, *, waiting_tokens: int = 0) -> Sample | None:
         """A first token came; `tokens` were computed for it, perhaps batched with `waiting_tokens` of others."""
         rate = self._rates[slot]
-        seconds, rate.since = now - rate.since, now
+        rate.since = now
         self._changed[slot] = None
         if tokens < _MIN_SAMPLE_TOKENS:
-            return
+            rate.unsampled_tokens += tokens
+            return None
+        tokens += rate.unsampled_tokens
+        seconds = now - rate.unsampled_since
+        self._begin(now, rate)
         if self._learned:
             seconds = min(seconds, _SURPRISE * (tokens + waiting_tokens) / self.of(slot))
         # Of prompts that were batched together the first one brings all the time and the others only tokens.
+        seconds = max(seconds, 0.0)
         rate.tokens = rate.tokens * _DECAY + tokens
-        rate.seconds = rate.seconds * _DECAY + max(seconds, 0.0)
-        if rate.seconds > 0:
-            self._learned += not rate.samples
-            self._learned_sum -= rate.tokens_per_s if rate.samples else 0.0
-            rate.tokens_per_s = rate.tokens / rate.seconds
-            self._learned_sum += rate.tokens_per_s
-            rate.samples += 1
-            rate.sampled_at = now
+        rate.seconds = rate.seconds * _DECAY + seconds
+        if rate.seconds <= 0:
+            return None
+        self._learned += not rate.samples
+        self._learned_sum -= rate.tokens_per_s if rate.samples else 0.0
+        rate.tokens_per_s = rate.tokens / rate.seconds
+        self._learned_sum += rate.tokens_per_s
+        rate.samples += 1
+        rate.sampled_at = now
+        return Sample(rate.samples, tokens, seconds)
+
+    def take_back(self, slot: int, sample: Sample) -> None:
+        """It was not computed after all; what the slot has taught besides is all that counts. The last one stays."""
+        rate = self._rates[slot]
+        weight = _DECAY ** (rate.samples - sample.number)
+        tokens, seconds = rate.tokens - sample.tokens * weight, rate.seconds - sample.seconds * weight
+        if sample.number > rate.samples or tokens < _MIN_SAMPLE_TOKENS * _DECAY or seconds <= 0:
+            return
+        rate.tokens, rate.seconds = tokens, seconds
+        self._learned_sum += tokens / seconds - rate.tokens_per_s
+        rate.tokens_per_s = tokens / seconds
+        self._changed[slot] = None
 
     def forget_old(self, now: float, slot: int) -> None:
         """A worker that was slow, and is idle, is tried again after a while: whatever slowed it may be over."""
@@ -127,8 +158,12 @@ class PrefillRates:
 
     def prefill_abandoned(self, now: float, slot: int) -> None:
         """A booked prefill will not finish; it teaches nothing."""
-        self._rates[slot].since = now
+        self._begin(now, self._rates[slot])
         self._changed[slot] = None
+
+    def _begin(self, now: float, rate: _Rate) -> None:
+        rate.since = rate.unsampled_since = now
+        rate.unsampled_tokens = 0
 
     def expected(self) -> Floats:
         """As `of`, for every slot. Made anew each time."""

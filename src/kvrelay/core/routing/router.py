@@ -650,7 +650,7 @@ class Router:
     ) -> Effects:
         """The one way out: load back, in-flight entry gone, one receipt."""
         del self._live[live.arrived.request_id]
-        self._release(now, live)
+        self._release(now, live, computed_tokens=_computed_tokens(usage))
         receipt = assemble(
             live,
             now,
@@ -667,11 +667,11 @@ class Router:
         self._affinity.leave(now, live.session, live.arrived.request_id)
         return (WriteReceipt(receipt), *self._wake(now), *self._siblings.share(now, live.session))
 
-    def _release(self, now: float, live: Live) -> None:
+    def _release(self, now: float, live: Live, *, computed_tokens: int | None = None) -> None:
         """Take back what the current attempt booked; a second call finds nothing."""
         request_id = live.arrived.request_id
         self._waiting.leave(request_id)
-        if self._ledger.settle(now, request_id):
+        if self._ledger.settle(now, request_id, computed_tokens=computed_tokens):
             self._waiting.place_freed(now)
         self._keeper.in_flight.discard(request_id)
         self._speculative.pop(request_id, None)
@@ -779,6 +779,13 @@ def _session_key(arrived: RequestArrived) -> SessionKey | None:
 def _is_batch(prompt: Prompt, keys: BlockKeys, block_size_tokens: int) -> bool:
     """Are there more prompts in the request than the one with these keys? Hits are counted over all of them."""
     return prompt.prompt_tokens is None or prompt.prompt_tokens // block_size_tokens > len(keys)
+
+
+def _computed_tokens(usage: Usage) -> int | None:
+    """Of the prompt; None where the engine did not say."""
+    if usage.prompt_tokens is None or usage.cached_tokens is None:
+        return None
+    return usage.prompt_tokens - usage.cached_tokens
 
 
 def _worth_noting(blocks: int, claimed_blocks: int) -> bool:

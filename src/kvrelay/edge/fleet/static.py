@@ -192,7 +192,11 @@ class Fleet:
 
     async def sharing(self, name: str, *, on: bool | None) -> bool | None:
         """Has the worker use shared tiers or leave them alone; `on` None only asks. Answers what holds now; None: it
-        has none. Raises UnknownWorker, or what the connector raises."""
+        has none. Raises UnknownWorker, or what the connector raises.
+
+        An order holds for those that join or start anew after it as well."""
+        if on is not None and self._around is not None:
+            self._around.share_order = on
         return await self._watch(name).sharing(on)
 
     def replay(self, effect: RequestReplay) -> None:

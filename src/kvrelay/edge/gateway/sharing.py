@@ -1,7 +1,7 @@
 """Do the workers share KV? Asked of each of them, or ordered: the way back to what every worker computed itself.
 
-A worker that starts anew shares again, as it is configured: the switch is for the hour in which something is wrong, its
-configuration for the day after.
+The switch is in the worker's process, and an order is kept by the gateway: workers that join or start anew while it
+holds are told before they get a request. A gateway that starts anew knows of no order.
 """
 
 from __future__ import annotations
