@@ -32,8 +32,8 @@ def test_a_schedule_is_the_same_for_ever() -> None:
 def test_a_failure_is_shrunk_and_plays_again_from_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     right = Ledger.settle
 
-    def leaks(self: Ledger, now: float, request_id: str) -> bool:
-        return request_id != "r3" and right(self, now, request_id)
+    def leaks(self: Ledger, now: float, request_id: str, **more: int | None) -> bool:
+        return request_id != "r3" and right(self, now, request_id, **more)
 
     monkeypatch.setattr(Ledger, "settle", leaks)
     (found,) = play_seeds(range(5, 6))
