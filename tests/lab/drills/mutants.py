@@ -105,7 +105,7 @@ def _tires_of_asking(right: Any) -> Any:
 
 def _leaks_on_abort(right: Any) -> Any:
     def left(self: Router, now: float, event: ClientLeft) -> Any:
-        settle, self._ledger.settle = self._ledger.settle, lambda now, request_id: False  # type: ignore[method-assign]
+        settle, self._ledger.settle = self._ledger.settle, lambda *_, **__: False  # type: ignore[method-assign]
         try:
             return right(self, now, event)
         finally:
