@@ -197,12 +197,13 @@ class WorkerWatch:
             self._events.resume()
 
     async def _order_off(self, incarnation: str | None) -> None:
-        """A life that begins behind the order knows nothing of it, and is to get no request before it does."""
+        """A life that begins behind the order knows nothing of it, and is told before it gets a request."""
         try:
             await self.sharing(False)
         except (WorkerUnreachable, WorkerAnswerUnusable) as problem:
             _log.warning("worker_may_share worker=%s: it is to leave shared tiers alone: %s", self.config.name, problem)
-        self._told_to_share_nothing = (incarnation,)
+        else:
+            self._told_to_share_nothing = (incarnation,)
 
     def _adopt(self, description: Description, connector: Connector) -> None:
         worker = WorkerId(self.config.name, self._incarnation(description))
