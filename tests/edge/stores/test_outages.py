@@ -11,7 +11,7 @@ import pytest
 
 from kvrelay.core.tiers.outcome import Outcome
 from kvrelay.edge.stores.memory import MemoryStore
-from kvrelay.edge.stores.store import Store
+from kvrelay.edge.stores.store import Store, StoreUnavailable
 from kvrelay.edge.stores.tiered import FetchOutcome, TieredStore
 from kvrelay.edge.stores.wrappers import Blackhole, Faulty, Metered, Refusing, Slow
 from tests.edge.stores.test_tiered import KEYS, NAMESPACE, SHAPE, payload
@@ -207,3 +207,15 @@ def test_one_fetch_for_many_who_want_the_same() -> None:
     assert all([bytes(b) for b in buffers] == [payload(n) for n in range(len(KEYS))] for buffers in into)
     assert metered.calls["read"] == len(KEYS), "every key is read once"
     store.close()
+
+
+def test_whoever_waits_when_a_store_is_closed_is_told_so() -> None:
+    """Of a crew's queue nothing is run any more, and nobody is left to watch the time."""
+    store = open_over(Remote())
+    for _ in range(16):  # something else that keeps every hand busy, as the search for what others wrote does
+        store._host.by_crew(0, lambda _: time.sleep(0.05))
+    kept = store.store_async(NAMESPACE, KEYS[0], SHAPE, [payload(0)])
+    store.close()
+    assert isinstance(kept.exception(timeout=5), StoreUnavailable)
+    with pytest.raises(StoreUnavailable, match="closed"):
+        store.lookup(NAMESPACE, KEYS, SHAPE)

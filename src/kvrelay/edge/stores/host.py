@@ -53,12 +53,21 @@ from kvrelay.edge.stores.buffers import Lease
 from kvrelay.edge.stores.codecs import copy
 from kvrelay.edge.stores.reading import Reader, Wanted
 from kvrelay.edge.stores.runtime import Crew, Job, Runtime
-from kvrelay.edge.stores.store import NoSpace, Store, StoreError, StoreTimeout, WriteOutcome, total_bytes
+from kvrelay.edge.stores.store import (
+    NoSpace,
+    Store,
+    StoreError,
+    StoreTimeout,
+    StoreUnavailable,
+    WriteOutcome,
+    total_bytes,
+)
 from kvrelay.edge.stores.writing import Writing
 
 log = logging.getLogger("kvrelay.store")
 
 _LEAST_DEADLINE_S = 0.001
+_CLOSED = "the store was closed"
 
 
 class HostTier(Struct, frozen=True):
@@ -96,6 +105,7 @@ class TierHost:
         self._announce, self._observe, self._state_changed = announce, observe, state_changed or _say
         self._lock = threading.Lock()
         self._serial = 0
+        self._closed = False
         self._waiting: dict[tuple[str, int], Future[TierEffect]] = {}
         self._destinations: dict[int, Destinations] = {}
         self._writing: dict[int, Writing] = {}
@@ -111,9 +121,11 @@ class TierHost:
         the answer is told apart; `carry` is what the jobs on the way need."""
         future: Future[TierEffect] = Future()
         with self._lock:
+            if self._closed:
+                raise StoreUnavailable(_CLOSED)
             self._serial += 1
             number = self._serial
-        self._waiting[kind, number] = future
+            self._waiting[kind, number] = future
         if isinstance(carry, Destinations):
             self._destinations[number] = carry
         elif carry is not None:
@@ -152,11 +164,18 @@ class TierHost:
         return len(self._waiting)
 
     def close(self) -> None:
-        """Let running jobs end; what waits is abandoned."""
+        """Let running jobs end; what waits is abandoned, and nobody waits for it any more."""
+        with self._lock:
+            self._closed = True
         self._alarm.stop()
         for crew in self._crews:
             if crew is not None:
                 crew.close()
+        with self._lock:
+            abandoned, self._waiting = self._waiting, {}
+        for future in abandoned.values():
+            if not future.done():
+                future.set_exception(StoreUnavailable(_CLOSED))
         for tier in self._tiers:
             tier.store.close()
 
@@ -197,8 +216,8 @@ class TierHost:
         return ()
 
     def _answer(self, kind: str, number: int, effect: TierEffect) -> None:
-        future = self._waiting.pop((kind, number))
-        if not future.cancelled():
+        future = self._waiting.pop((kind, number), None)
+        if future is not None and not future.cancelled():  # none: it was abandoned when this was closed
             future.set_result(effect)
 
     # --- jobs --------------------------------------------------------------------------------------------------------

@@ -390,7 +390,7 @@ class TieredStore:
         return [*counter_lines(self.report()), *self._times.lines()]
 
     def close(self) -> None:
-        """Running writes end first; what waits is given up."""
+        """Running writes end first; what waits is given up, and whoever waits for it gets StoreUnavailable."""
         if self._reconciling is not None:
             self._reconciling.stop()
         self._host.close()
@@ -468,5 +468,13 @@ def owner_of(namespace: Namespace) -> Owner:
 def _then(future: Future[TierEffect], make: Callable[[TierEffect], Answer]) -> Future[Answer]:
     """A future with what `make` makes of the effect."""
     made: Future[Answer] = Future()
-    future.add_done_callback(lambda done: made.set_result(make(done.result())))
+
+    def pass_on(done: Future[TierEffect]) -> None:
+        error = done.exception()
+        if error is None:
+            made.set_result(make(done.result()))
+        else:
+            made.set_exception(error)
+
+    future.add_done_callback(pass_on)
     return made
