@@ -27,6 +27,7 @@ from tests.real.engine import MODEL_NAME, Engine, VllmWorker, installed
 from tests.real.kv_pair import prompt_of
 from tests.real.kv_worker import KvWorker
 from tests.real.store_servers import Server, answers_http, valkey
+from tests.real.store_servers import running as running_servers
 
 from bench.rig.engines import pair, running
 from kvrelay.edge.system.ports import spare_port
@@ -62,24 +63,19 @@ def main() -> int:
     engine = installed("medium")
     with tempfile.TemporaryDirectory(prefix="remote-hit-") as place:
         folder = Path(place)
-        server, their_server = valkey(folder / "valkey"), _lmcache_server(python, folder)
-        try:
-            server.start()
-            their_server.start()
-            ours = pair(lambda name, cpu: _ours(engine, name, cpu, folder, server.port, chunk_tokens))
+        store, their_store = valkey(folder / "valkey"), _lmcache_server(python, folder)
+        with running_servers([store, their_store]):
+            ours = pair(lambda name, cpu: _ours(engine, name, cpu, folder, store.port, chunk_tokens))
             beside = Engine(python, engine.model)
             theirs = pair(
                 lambda name, cpu: LmcacheWorker(
-                    beside, f"lmcache-{name}", cpu=cpu, folder=folder, server_port=their_server.port
+                    beside, f"lmcache-{name}", cpu=cpu, folder=folder, server_port=their_store.port
                 )
             )
             with running([*ours, *theirs]):
                 for worker in ours:
                     worker.wait_until_sharing()
                 seconds = _take_turns({"kvrelay": (ours, chunk_tokens), "LMCache": (theirs, LMCACHE_CHUNK_TOKENS)})
-        finally:
-            server.kill()
-            their_server.kill()
     return _tell(seconds)
 
 

@@ -14,7 +14,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvrelay.edge.system.ports import spare_port
@@ -144,6 +145,18 @@ def _pongs(port: int) -> bool:
         return command(port, "PING").startswith((b"+PONG", b"-NOAUTH"))
     except OSError:
         return False
+
+
+@contextmanager
+def running(servers: Sequence[Server]) -> Iterator[Sequence[Server]]:
+    """All of them up, and none of them left afterwards."""
+    try:
+        for server in servers:
+            server.start()
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
 
 
 def answers_http(port: int) -> bool:

@@ -5,7 +5,7 @@ Prints the table of outcomes, in which no cell is empty: what a store cannot mee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,15 @@ from tests.conformance.stores.matrix import STORES, Table, impossible_for, missi
 from tests.conformance.stores.places import Directory, Memory, Peer, SharedMemory
 from tests.conformance.stores.service import Place, run_service_faults
 from tests.real.store_places import ServedPlace, begin_anew, limit_files, limit_valkeys
-from tests.real.store_servers import S3_KEYS, Server, ServerUnavailable, mooncake, seaweed, valkey, valkey_cluster
+from tests.real.store_servers import (
+    S3_KEYS,
+    ServerUnavailable,
+    mooncake,
+    running,
+    seaweed,
+    valkey,
+    valkey_cluster,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 _table: Table = {}
@@ -83,17 +91,6 @@ def _mooncake(folder: Path) -> Iterator[ServedPlace]:
     with running([master]) as (server,):
         url = f"mooncake://127.0.0.1:{server.port}?admin={admin}&segment_bytes="
         yield ServedPlace(url + str(256 << 20), [server], set_full=begin_anew(server), full_url=url + str(16 << 20))
-
-
-@contextmanager
-def running(servers: Sequence[Server]) -> Iterator[Sequence[Server]]:
-    try:
-        for server in servers:
-            server.start()
-        yield servers
-    finally:
-        for server in servers:
-            server.kill()
 
 
 Opened = Callable[[Path], "contextmanager[Place]"]

@@ -42,6 +42,30 @@ def stream(exchange: Exchange) -> None:
     exchange.finish()
 
 
+def breaks(*data: bytes) -> Callable[[Exchange], None]:
+    """Streams so much, then its connection breaks."""
+
+    def script(exchange: Exchange) -> None:
+        exchange.start(200, (EVENT_STREAM,))
+        for each in data:
+            exchange.write(each)
+        asyncio.get_running_loop().call_later(0.02, exchange.abort)
+
+    return script
+
+
+def streams(*data: bytes) -> Callable[[Exchange], None]:
+    """A whole stream."""
+
+    def script(exchange: Exchange) -> None:
+        exchange.start(200, (EVENT_STREAM,))
+        for each in data:
+            exchange.write(each)
+        exchange.finish()
+
+    return script
+
+
 def hang(exchange: Exchange) -> None:
     """No answer, ever."""
 

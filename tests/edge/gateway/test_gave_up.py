@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 import msgspec
 import pytest
 
@@ -13,13 +10,14 @@ from kvrelay.edge.gateway.gave_up import gave_up, gave_up_at_once
 from kvrelay.edge.http.server import Exchange
 from tests.edge.gateway.scripted import (
     ANSWER,
-    EVENT_STREAM,
     JSON,
     ScriptedWorker,
+    breaks,
     chunk,
     client_of,
     receipts,
     running,
+    streams,
     token_body,
 )
 
@@ -39,24 +37,13 @@ def aborts(exchange: Exchange) -> None:
     exchange.respond(200, (JSON,), ABORTED)
 
 
-def ends_with(event: bytes, *, after: bytes = b"") -> Callable[[Exchange], None]:
-    def script(exchange: Exchange) -> None:
-        exchange.start(200, (EVENT_STREAM,))
-        if after:
-            exchange.write(after)
-        exchange.write(event)
-        exchange.finish()
-
-    return script
-
-
 @pytest.mark.covers("RC-14")
 @pytest.mark.parametrize(
     ("script", "body"),
     [
         (aborts, {}),
-        (ends_with(ABORTED_EVENT), {"stream": True}),
-        (ends_with(ERROR_EVENT), {"stream": True}),
+        (streams(ABORTED_EVENT), {"stream": True}),
+        (streams(ERROR_EVENT), {"stream": True}),
     ],
     ids=["whole", "aborted-stream", "failed-stream"],
 )
@@ -76,20 +63,10 @@ ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},
 EMPTY = b'data: {"choices":[{"index":0,"text":"","finish_reason":null}],"usage":null}\n\n'
 
 
-def breaks_after(*events: bytes) -> Callable[[Exchange], None]:
-    def script(exchange: Exchange) -> None:
-        exchange.start(200, (EVENT_STREAM,))
-        for event in events:
-            exchange.write(event)
-        asyncio.get_running_loop().call_later(0.02, exchange.abort)
-
-    return script
-
-
 @pytest.mark.covers("S25")
 @pytest.mark.parametrize("said", [(ROLE,), (EMPTY, EMPTY)], ids=["a role", "half a character"])
 async def test_a_stream_that_has_said_nothing_yet_can_still_come_from_another_worker(said) -> None:
-    a, b = ScriptedWorker("a", breaks_after(*said)), ScriptedWorker("b", ends_with(chunk("one"), after=ROLE))
+    a, b = ScriptedWorker("a", breaks(*said)), ScriptedWorker("b", streams(ROLE, chunk("one")))
     async with running(a, b, gateway__policy="round_robin") as gateway, client_of(gateway) as client:
         for _ in range(2):
             status, answered, headers = await client.post(token_body(stream=True))
@@ -99,14 +76,14 @@ async def test_a_stream_that_has_said_nothing_yet_can_still_come_from_another_wo
 
 
 async def test_where_nobody_else_is_such_a_stream_is_refused_instead_of_broken() -> None:
-    async with running(ScriptedWorker("a", breaks_after(ROLE))) as gateway, client_of(gateway) as client:
+    async with running(ScriptedWorker("a", breaks(ROLE))) as gateway, client_of(gateway) as client:
         status, _, headers = await client.post(token_body(stream=True))
         assert (status, headers["x-kvrelay-reason"]) == (502, "worker_lost")
 
 
 @pytest.mark.parametrize("end", [ERROR_EVENT, b"data: [DONE]\n\n", EMPTY], ids=["gave up", "done", "nothing more"])
 async def test_what_was_kept_reaches_the_client_in_its_place(end: bytes) -> None:
-    async with running(ScriptedWorker("a", ends_with(end, after=ROLE))) as gateway, client_of(gateway) as client:
+    async with running(ScriptedWorker("a", streams(ROLE, end))) as gateway, client_of(gateway) as client:
         status, answered, _ = await client.post(token_body(stream=True))
         assert (status, answered) == (200, ROLE + end)
 
@@ -124,7 +101,7 @@ async def test_without_another_worker_the_client_gets_the_workers_own_words() ->
 async def test_what_was_given_up_in_the_middle_passes_and_is_no_success(end: bytes) -> None:
     first = chunk("one")
     async with (
-        running(ScriptedWorker("a", ends_with(end, after=first))) as gateway,
+        running(ScriptedWorker("a", streams(first, end))) as gateway,
         client_of(gateway) as client,
     ):
         status, answered, _ = await client.post(token_body(stream=True))
@@ -135,7 +112,7 @@ async def test_what_was_given_up_in_the_middle_passes_and_is_no_success(end: byt
 
 
 async def test_a_mistake_of_the_client_in_an_event_is_nobody_elses_to_better() -> None:
-    a, b = ScriptedWorker("a", ends_with(MISTAKE_EVENT)), ScriptedWorker("b", ends_with(MISTAKE_EVENT))
+    a, b = ScriptedWorker("a", streams(MISTAKE_EVENT)), ScriptedWorker("b", streams(MISTAKE_EVENT))
     async with running(a, b) as gateway, client_of(gateway) as client:
         status, answered, _ = await client.post(token_body(stream=True))
         assert (status, answered) == (200, MISTAKE_EVENT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -21,11 +20,13 @@ from tests.edge.gateway.scripted import (
     EVENT_STREAM,
     JSON,
     ScriptedWorker,
+    breaks,
     chunk,
     client_of,
     gauges_are_zero,
     receipts,
     running,
+    streams,
     token_body,
     until,
 )
@@ -169,30 +170,6 @@ async def test_a_stream_can_lose_its_worker_more_than_once() -> None:
 
 
 # --- scripted workers ------------------------------------------------------------------------------------------------
-
-
-def breaks(*data: bytes) -> Callable[[Exchange], None]:
-    """Streams so much, then its connection breaks."""
-
-    def script(exchange: Exchange) -> None:
-        exchange.start(200, (EVENT_STREAM,))
-        for each in data:
-            exchange.write(each)
-        asyncio.get_running_loop().call_later(0.02, exchange.abort)
-
-    return script
-
-
-def streams(*data: bytes) -> Callable[[Exchange], None]:
-    """A whole stream."""
-
-    def script(exchange: Exchange) -> None:
-        exchange.start(200, (EVENT_STREAM,))
-        for each in data:
-            exchange.write(each)
-        exchange.finish()
-
-    return script
 
 
 def piece(text: str, *ids: int, finish: str | None = None) -> bytes:

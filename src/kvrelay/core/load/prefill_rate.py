@@ -41,6 +41,11 @@ class _Rate(Struct):
     unsampled_tokens: int = 0  # of prefills too short for a sample, since then
     sampled_at: float = 0.0
 
+    def begin(self, now: float) -> None:
+        """Whatever is computed from now on belongs to the next sample."""
+        self.since = self.unsampled_since = now
+        self.unsampled_tokens = 0
+
 
 class Sample(Struct, frozen=True):
     """What one prefill taught: the `number`-th of its slot."""
@@ -108,7 +113,7 @@ class PrefillRates:
     def backlog_grew(self, now: float, slot: int, *, was_empty: bool) -> None:
         """A prefill was booked; an idle worker starts on it now."""
         if was_empty:
-            self._begin(now, self._rates[slot])
+            self._rates[slot].begin(now)
             self._changed[slot] = None
 
     def prefill_done(self, now: float, slot: int, tokens: int, *, waiting_tokens: int = 0) -> Sample | None:
@@ -121,7 +126,7 @@ class PrefillRates:
             return None
         tokens += rate.unsampled_tokens
         seconds = now - rate.unsampled_since
-        self._begin(now, rate)
+        rate.begin(now)
         if self._learned:
             seconds = min(seconds, _SURPRISE * (tokens + waiting_tokens) / self.of(slot))
         # Of prompts that were batched together the first one brings all the time and the others only tokens.
@@ -130,10 +135,7 @@ class PrefillRates:
         rate.seconds = rate.seconds * _DECAY + seconds
         if rate.seconds <= 0:
             return None
-        self._learned += not rate.samples
-        self._learned_sum -= rate.tokens_per_s if rate.samples else 0.0
-        rate.tokens_per_s = rate.tokens / rate.seconds
-        self._learned_sum += rate.tokens_per_s
+        self._learn(rate)
         rate.samples += 1
         rate.sampled_at = now
         return Sample(rate.samples, tokens, seconds)
@@ -146,8 +148,7 @@ class PrefillRates:
         if sample.number > rate.samples or tokens < _MIN_SAMPLE_TOKENS * _DECAY or seconds <= 0:
             return
         rate.tokens, rate.seconds = tokens, seconds
-        self._learned_sum += tokens / seconds - rate.tokens_per_s
-        rate.tokens_per_s = tokens / seconds
+        self._learn(rate)
         self._changed[slot] = None
 
     def forget_old(self, now: float, slot: int) -> None:
@@ -158,12 +159,8 @@ class PrefillRates:
 
     def prefill_abandoned(self, now: float, slot: int) -> None:
         """A booked prefill will not finish; it teaches nothing."""
-        self._begin(now, self._rates[slot])
+        self._rates[slot].begin(now)
         self._changed[slot] = None
-
-    def _begin(self, now: float, rate: _Rate) -> None:
-        rate.since = rate.unsampled_since = now
-        rate.unsampled_tokens = 0
 
     def expected(self) -> Floats:
         """As `of`, for every slot. Made anew each time."""
@@ -185,6 +182,15 @@ class PrefillRates:
             table[1, slot] = rate.since
         self._changed.clear()
         return table
+
+    def _learn(self, rate: _Rate) -> None:
+        """The rate is what its sums say, and a part of the mean."""
+        if rate.samples:
+            self._learned_sum -= rate.tokens_per_s
+        else:
+            self._learned += 1
+        rate.tokens_per_s = rate.tokens / rate.seconds
+        self._learned_sum += rate.tokens_per_s
 
     def _mean(self) -> float:
         return self._learned_sum / self._learned if self._learned else self._initial

@@ -85,12 +85,10 @@ from kvrelay.core.routing.fleet import Candidates, FleetView, Worker
 from kvrelay.core.routing.keeper import SWEEP_BLOCKS, Keeper
 from kvrelay.core.routing.live import Attempted, Decision, Live
 from kvrelay.core.routing.retry import UNTOUCHED, Retry
-from kvrelay.core.routing.roster import Roster
+from kvrelay.core.routing.roster import Effects, Roster
 from kvrelay.core.routing.settings import NEVER, RouterSettings
 from kvrelay.core.routing.siblings import Siblings
 from kvrelay.core.routing.status import MatchAnswer, RouterStatus
-
-Effects = tuple[Effect, ...]
 
 _RETRY_HINT_S = 1.0
 _LOOK_AHEAD = 64  # waiting requests that are offered a free place per step; more would let a step grow with the queue

@@ -196,7 +196,7 @@ class Fleet:
 
         An order holds for those that join or start anew after it as well."""
         if on is not None and self._around is not None:
-            self._around.share_order = on
+            self._around.shares = on
         return await self._watch(name).sharing(on)
 
     def replay(self, effect: RequestReplay) -> None:

@@ -23,4 +23,4 @@ class Surroundings(Struct):
     clock: Callable[[], float]
     observer: FleetObserver
     interval_s: float
-    share_order: bool | None = None  # what the operator ordered of all workers' shared tiers; None: nothing yet
+    shares: bool = True  # unless the operator ordered all workers to leave shared tiers alone

@@ -63,7 +63,6 @@ class WorkerWatch:
         self._lives = 0
         self._streams = 0  # that began within the life which the worker states
         self._doubtful = False  # a new process may have taken its place
-        self._told_to_share_nothing: tuple[str | None] | None = None  # the life that was
         self._asking = asyncio.Lock()
         self._events = EventFeed(config.name, around, on_doubt=self._doubt_by_event, spawn=self._spawn)
         self._last_probe_ok: bool | None = None
@@ -189,21 +188,19 @@ class WorkerWatch:
             if self._connector is None:
                 self._connector = await detect(session, self.config.url, self._access.headers)
             description = await self._connector.describe(session, self.config.url, self._access.headers)
-            if self._around.share_order is False and self._told_to_share_nothing != (description.incarnation,):
-                await self._order_off(description.incarnation)
+            if not self._around.shares:
+                await self._order_off()
             self._refused = why_sources_are_refused(description.sources, self.config)
             self._adopt(_as_configured(description, self.config), self._connector)
             self._doubtful = False
             self._events.resume()
 
-    async def _order_off(self, incarnation: str | None) -> None:
+    async def _order_off(self) -> None:
         """A life that begins behind the order knows nothing of it, and is told before it gets a request."""
         try:
             await self.sharing(False)
         except (WorkerUnreachable, WorkerAnswerUnusable) as problem:
             _log.warning("worker_may_share worker=%s: it is to leave shared tiers alone: %s", self.config.name, problem)
-        else:
-            self._told_to_share_nothing = (incarnation,)
 
     def _adopt(self, description: Description, connector: Connector) -> None:
         worker = WorkerId(self.config.name, self._incarnation(description))

@@ -192,7 +192,7 @@ class StreamFollower:
         }
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         event = {"object": kind, **self._envelope, "choices": [], "usage": counts}
-        return b"data: " + msgspec.json.encode(event) + b"\n\n" + _LAST_EVENT
+        return _as_event(event) + _LAST_EVENT
 
     def _wants_usage(self) -> bool:
         options = msgspec.json.decode(self._members.get("stream_options", Raw(_NULL)))
@@ -394,7 +394,7 @@ class StreamFollower:
             members["choices"] = _without_role(members["choices"])
         if chunk.usage is not None:
             members["usage"] = self._whole_usage(chunk.usage)
-        return b"data: " + msgspec.json.encode(members) + b"\n\n"
+        return _as_event(members)
 
     def _whole_usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
@@ -405,6 +405,10 @@ class StreamFollower:
         whole = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
         whole["total_tokens"] = prompt_tokens + completion_tokens
         return {name: whole.get(name, value) for name, value in usage.items()}
+
+
+def _as_event(members: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(members) + b"\n\n"
 
 
 class _Hindrance(Exception):

@@ -43,13 +43,13 @@ _SCAN_S = 1.0
 
 class BrittleStore(SpoiltStore):
     """`breaks_writes`: as of `Faulty`, or `unheard` (the object is kept, and the connection breaks before the answer).
-    `old` has the names whose last write found an object there, `taken` those that were evicted since."""
+    `others` has the names under which something else than the last write lies: what was there before it, or nothing,
+    as it was evicted since."""
 
     def __init__(self) -> None:
         super().__init__()
         self.breaks_writes = "none"
-        self.old: set[bytes] = set()
-        self.taken: set[bytes] = set()
+        self.others: set[bytes] = set()
 
     def write(
         self,
@@ -63,10 +63,9 @@ class BrittleStore(SpoiltStore):
         how = "none" if self.breaks_writes == "unheard" else self.breaks_writes
         into: Store = self.inner if how == "none" else Faulty(self.inner, break_writes=how)
         if self.inner.contains([key], deadline_s=deadline_s)[0]:
-            self.old.add(key)
+            self.others.add(key)
         else:
-            self.old.discard(key)
-        self.taken.discard(key)
+            self.others.discard(key)
         done = into.write(key, parts, only_if_absent=only_if_absent, deadline_s=deadline_s, ttl_s=ttl_s)
         if self.breaks_writes == "unheard":
             raise StoreUnavailable("the connection broke before the answer")
@@ -76,7 +75,7 @@ class BrittleStore(SpoiltStore):
         """One object in so many is gone."""
         names = [info.key for info in self.inner.scan(deadline_s=_SCAN_S)]
         self.inner.delete(names[::every], deadline_s=_SCAN_S)
-        self.taken.update(names[::every])
+        self.others.update(names[::every])
 
 
 class StoreUnderAttack:
@@ -175,19 +174,17 @@ class StoreUnderAttack:
     def _lies_there_whole(self, tier: str, name: bytes, stored_bytes: int) -> None:
         """Unless somebody else left something there before, or took something away since: that is found out by whoever
         reads it."""
-        if tier != REMOTE or self._is_others_work(name):
+        others = self._content.others
+        if tier != REMOTE or name in others:
             return
         objects = self._content.inner
         head, fault = _look_at(objects, name)
         if head is not None and head.header.role == MANIFEST:
             pieces = [piece_name(name, number) for number in range(head.header.piece)]
-            if any(map(self._is_others_work, pieces)):
+            if not others.isdisjoint(pieces):
                 return
             fault = next(filter(None, (_look_at(objects, piece)[1] for piece in pieces)), "")
         hold(not fault, f"an object is announced that does not lie there whole: {fault}")
-
-    def _is_others_work(self, name: bytes) -> bool:
-        return name in self._content.old or name in self._content.taken
 
     def _reads_once(self, life: Life, fetch: Fetch) -> Action:
         if fetch.load is None:  # only to measure
