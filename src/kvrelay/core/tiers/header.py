@@ -7,6 +7,8 @@ keyed digest over contract, tenant, epoch and token chain) is what nobody can ai
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from msgspec import Struct
 
 from kvrelay.core.tiers.outcome import Outcome
@@ -14,6 +16,8 @@ from kvrelay.core.tiers.outcome import Outcome
 FORMAT_VERSION = 1
 CIPHER_NONE = "none"
 WHOLE, PIECE, MANIFEST = "whole", "piece", "manifest"
+_JUDGED_BY = ("contract_digest", "key", "tenant_tag", "epoch", "role", "piece", "dtype")
+_judged_by = attrgetter(*_JUDGED_BY)
 
 
 class ObjectHeader(Struct, frozen=True, kw_only=True, array_like=True):
@@ -54,12 +58,12 @@ class Expected(Struct, frozen=True, kw_only=True):
 def judge(header: ObjectHeader, expected: Expected, *, now_s: float) -> tuple[Outcome, str]:
     """`hit` if the header is the one asked for, else what it is instead and in which member. Says nothing about the
     payload. `now_s` is Unix time."""
-    for name in ("contract_digest", "key", "tenant_tag", "epoch", "role", "piece", "dtype"):
-        wanted = getattr(expected, name)
-        if name == "piece" and expected.role == MANIFEST:
-            continue
-        if wanted is not None and getattr(header, name) != wanted:
-            return Outcome.FOREIGN, name
+    found, wanted = _judged_by(header), _judged_by(expected)
+    if found != wanted:
+        for name, one, other in zip(_JUDGED_BY, found, wanted, strict=True):
+            unasked = other is None or (name == "piece" and expected.role == MANIFEST)
+            if not unasked and one != other:
+                return Outcome.FOREIGN, name
     if expected.plain_bytes is not None and header.plain_bytes != expected.plain_bytes:
         return Outcome.FOREIGN, "plain_bytes"
     if header.expires_s is not None and header.expires_s <= now_s:

@@ -82,7 +82,7 @@ class Loads:
         return effects
 
     def next_deadline_s(self) -> float | None:
-        return min((load.asked.deadline_s for load in self._open.values()), default=None)
+        return min([load.asked.deadline_s for load in self._open.values()]) if self._open else None
 
     @property
     def flights(self) -> int:

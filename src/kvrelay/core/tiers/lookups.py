@@ -59,7 +59,7 @@ class Lookups:
         return effects
 
     def next_deadline_s(self) -> float | None:
-        return min((lookup.asked.deadline_s for lookup in self._open.values()), default=None)
+        return min([lookup.asked.deadline_s for lookup in self._open.values()]) if self._open else None
 
     def sampled(self, now_s: float, job: int, outcome: Outcome, moved_bytes: int) -> None:
         """A measurement of a tier that break-even leaves unused."""

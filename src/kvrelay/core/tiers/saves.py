@@ -106,7 +106,7 @@ class Saves:
         return effects
 
     def next_deadline_s(self) -> float | None:
-        return min((save.deadline_s for save in self._open.values()), default=None)
+        return min([save.deadline_s for save in self._open.values()]) if self._open else None
 
     def written(self, now_s: float, event: Written, tier: TierState) -> list[TierEffect]:
         target = self._targets.pop(event.job)

@@ -7,50 +7,61 @@ more: a fetch that comes back late finds its lease revoked, and `revoke` waits f
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 
 class Lease:
-    """The destinations of one load. Writers enter by `writing`; after `revoke` there are none."""
+    """The destinations of one load. Writers enter by `writer`; after `revoke` there are none."""
 
     def __init__(self, destinations: Sequence[memoryview]) -> None:
         self._destinations = destinations
         self._writers = 0
         self._revoked = False
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)
 
-    @contextmanager
-    def writing(self, position: int) -> Iterator[memoryview | None]:
-        """The destination, or None when it is too late."""
-        with self._condition:
-            if not self._revoked:
-                self._writers += 1
-            open_ = not self._revoked
-        try:
-            yield self._destinations[position] if open_ else None
-        finally:
-            if open_:
-                with self._condition:
-                    self._writers -= 1
-                    if not self._writers:
-                        self._condition.notify_all()
+    def writer(self, position: int) -> Writer:
+        """Whoever is to fill that destination, before the first byte."""
+        return Writer(self, position)
 
     def revoke(self) -> None:
-        with self._condition:
+        with self._lock:
             self._revoked = True
             while self._writers:
-                self._condition.wait()
+                self._left.wait()
+
+    def enter(self, position: int) -> memoryview | None:
+        """The destination, to be left again; None when it is too late."""
+        with self._lock:
+            if self._revoked:
+                return None
+            self._writers += 1
+        return self._destinations[position]
+
+    def leave(self) -> None:
+        with self._lock:
+            self._writers -= 1
+            if self._revoked and not self._writers:
+                self._left.notify_all()
 
 
-class Scratch(threading.local):
-    """Memory for what has to be unpacked, one piece per thread, used again and again."""
+class Writer:
+    """The right to write to one destination, from `enter` to the end of the context."""
 
-    def __init__(self) -> None:
-        self._memory = bytearray()
+    __slots__ = ("_entered", "_lease", "_position")
 
-    def take(self, size: int) -> memoryview:
-        """Undefined content; valid until the same thread takes again."""
-        if len(self._memory) < size:
-            self._memory = bytearray(size)
-        return memoryview(self._memory)[:size]
+    def __init__(self, lease: Lease, position: int) -> None:
+        self._lease, self._position, self._entered = lease, position, False
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._entered:
+            self._lease.leave()
+
+    def enter(self) -> memoryview | None:
+        """The destination, which is nobody else's until the context ends; None when it is too late."""
+        into = self._lease.enter(self._position)
+        self._entered = into is not None
+        return into

@@ -189,14 +189,16 @@ class TierHost:
 
     def _copy(self, effect: Copy) -> None:
         source, target = self._destinations[effect.source_load], self._destinations[effect.load]
-        with source.lease.writing(effect.source_position) as here, target.lease.writing(effect.position) as there:
+        with source.lease.writer(effect.source_position) as reads, target.lease.writer(effect.position) as writes:
+            here, there = reads.enter(), writes.enter()
             assert here is not None and there is not None, "a copy between loads of which one is over"
             copy(here, there)
 
-    def _act(self, effect: TierEffect) -> tuple[TierEffect, ...]:
+    def _act(self, effect: TierEffect, *, last: bool = False) -> tuple[TierEffect, ...]:
+        """`last`: a hand of a crew acts, and has nothing else to do after this."""
         match effect:
             case Probe() | Fetch() | Write() | Check() | Remove() | Ping() | Transfer():
-                return self._start(effect)
+                return self._start(effect, last=last)
             case LookupAnswered():
                 self._answer("lookup", effect.lookup, effect)
             case LoadFinished():
@@ -222,23 +224,27 @@ class TierHost:
 
     # --- jobs --------------------------------------------------------------------------------------------------------
 
-    def _start(self, job: Job) -> tuple[TierEffect, ...]:
-        index = job.source if isinstance(job, Transfer) else job.tier
-        crew = self._crews[index]
-        if isinstance(job, Transfer) and crew is None:
-            crew = self._crews[job.target]
+    def _start(self, job: Job, *, last: bool) -> tuple[TierEffect, ...]:
+        crew = self._crew_of(job)
         if crew is None:
             return self._run(job)
+        hand_over = crew.go_on if last else crew.submit
         try:
-            crew.submit(partial(self._run_and_act, job), job)
+            hand_over(partial(self._run_and_act, job), job)
         except RuntimeError:  # closing
             return self._step(_failed(job, Outcome.UNAVAILABLE))
         return ()
 
+    def _crew_of(self, job: Job) -> Crew | None:
+        if not isinstance(job, Transfer):
+            return self._crews[job.tier]
+        return self._crews[job.source] or self._crews[job.target]
+
     def _run_and_act(self, job: Job) -> None:
         effects = deque(self._run(job))
         while effects:
-            effects.extend(self._act(effects.popleft()))
+            effect = effects.popleft()
+            effects.extend(self._act(effect, last=not effects))
 
     def _run(self, job: Job) -> tuple[TierEffect, ...]:
         """Do it, tell the machine, and return what it wants next."""
@@ -268,10 +274,8 @@ class TierHost:
         if destinations is None:
             return self._fetched(job, began_s, Outcome.SKIPPED, 0)
         wanted = destinations.wanted[job.position]
-        with reader.fetch(wanted, destinations.lease, job.position, deadline_s=deadline_s, keep=job.keep) as (
-            outcome,
-            moved,
-        ):
+        with destinations.lease.writer(job.position) as writer:
+            outcome, moved = reader.fetch(wanted, writer, deadline_s=deadline_s, keep=job.keep)
             return self._fetched(job, began_s, outcome, moved)
 
     def _fetched(self, job: Fetch, began_s: float, outcome: Outcome, moved: int) -> tuple[TierEffect, ...]:

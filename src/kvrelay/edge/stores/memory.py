@@ -19,6 +19,8 @@ from kvrelay.edge.stores.store import (
     total_bytes,
 )
 
+_AT_ONCE = 4096  # bytes; to copy them takes less time than to let another thread run meanwhile
+
 
 class MemoryStore(Store):
     """A dict of private copies with an optional hard limit. A reader that began keeps its object alive."""
@@ -112,7 +114,10 @@ def fill(parts: Sequence[memoryview], source: memoryview) -> None:
         size = min(part.nbytes, source.nbytes - at)
         if size <= 0:
             break
-        copy(source[at : at + size], part[:size])
+        if size <= _AT_ONCE:
+            part[:size] = source[at : at + size]
+        else:
+            copy(source[at : at + size], part[:size])
         at += size
 
 

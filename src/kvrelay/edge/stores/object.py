@@ -153,29 +153,35 @@ def unpack(
     owner: Owner,
     now_s: float,
     allow_lossy: str | None = None,
+    tag: memoryview | None = None,
 ) -> Verdict:
     """Judge, decrypt, verify and unpack into `into`, whose content is undefined unless the answer is `hit`.
 
-    `payload` may be the same object as `into`, where neither codec nor cipher changes anything."""
+    `payload` may be the same object as `into`; with encryption it then lacks its end, which is `tag`."""
     outcome, member = judge(head.header, expected, now_s=now_s)
     if outcome is not Outcome.HIT:
         return Verdict(outcome, member)
     verdict = readable(head, ring=ring, allow_lossy=allow_lossy)
     if verdict is not HIT:
         return verdict
-    if head.header.plain_bytes != into.nbytes:
-        return Verdict(Outcome.FOREIGN, f"plain_bytes {head.header.plain_bytes}, the destination has {into.nbytes}")
-    if payload.nbytes != head.payload_bytes:
-        return Verdict(Outcome.PARTIAL, f"{payload.nbytes} of {head.payload_bytes} payload bytes")
     header = head.header
+    if header.plain_bytes != into.nbytes:
+        return Verdict(Outcome.FOREIGN, f"plain_bytes {header.plain_bytes}, the destination has {into.nbytes}")
+    stored_bytes = payload.nbytes if tag is None else payload.nbytes + tag.nbytes
+    if stored_bytes != head.payload_bytes:
+        return Verdict(Outcome.PARTIAL, f"{stored_bytes} of {head.payload_bytes} payload bytes")
     if header.cipher == CIPHER_NONE:
         verdict = check_payload(head, payload)
         if verdict is not HIT or payload is into:
             return verdict
     else:
-        verdict, payload = _decrypt(head, payload, into if header.codec == RAW else None, ring=ring, owner=owner)
+        if tag is None:
+            payload, tag = payload[:-TAG_BYTES], payload[-TAG_BYTES:]
+        plain = into if header.codec == RAW else memoryview(bytearray(payload.nbytes))
+        verdict = _decrypt(head, payload, tag, plain, ring=ring, owner=owner)
         if verdict is not HIT or header.codec == RAW:
             return verdict
+        payload = plain
     try:
         codec(header.codec).decode(payload, header.dtype, into)
     except CodecError as error:
@@ -184,21 +190,19 @@ def unpack(
 
 
 def _decrypt(
-    head: Head, payload: memoryview, into: memoryview | None, *, ring: KeyRing, owner: Owner
-) -> tuple[Verdict, memoryview]:
+    head: Head, sealed: memoryview, tag: memoryview, into: memoryview, *, ring: KeyRing, owner: Owner
+) -> Verdict:
     """The cipher's tag covers every byte, so the checksum need not be computed as well."""
     from cryptography.exceptions import InvalidTag
 
-    size = payload.nbytes - TAG_BYTES
-    if size < 0 or (into is not None and into.nbytes != size):
-        return Verdict(Outcome.PARTIAL, f"{payload.nbytes} encrypted bytes"), payload
-    plain = into if into is not None else memoryview(bytearray(size))
+    if tag.nbytes != TAG_BYTES or into.nbytes != sealed.nbytes:
+        return Verdict(Outcome.PARTIAL, f"{sealed.nbytes} encrypted bytes")
     cipher = ring.cipher(head.header.key_id, tenant_key=owner.secret, tenant_tag=owner.tag, epoch=owner.epoch)
     try:
-        cipher.decrypt_into(head.nonce, payload, head.associated_data, plain)
+        cipher.decrypt_into(head.nonce, sealed, tag, head.associated_data, into)
     except InvalidTag:
-        return Verdict(Outcome.CORRUPT, "cipher tag"), payload
-    return HIT, plain
+        return Verdict(Outcome.CORRUPT, "cipher tag")
+    return HIT
 
 
 def _build_head(encoded: bytes, packed: Sequence[Buffer], nonce: bytes) -> bytearray:

@@ -1,15 +1,14 @@
 """Reading one object: the head, the verdict, and the payload into its destination by the shortest way.
 
-Where a payload is stored as it is, the store fills the destination itself and the bytes are verified there. Encrypted
-ones are received into scratch memory and decrypted into the destination; packed ones are read whole. A store that may
-hang regardless of deadlines never sees the destination.
+Where a payload is stored as it is, the store fills the destination itself and the bytes are verified there, and
+decrypted there if they are encrypted; packed ones are read whole. A store that may hang regardless of deadlines never
+sees the destination.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Struct, structs
@@ -17,11 +16,19 @@ from msgspec import Struct, structs
 from kvrelay.core.tiers.header import MANIFEST, PIECE, WHOLE, Expected
 from kvrelay.core.tiers.manifest import Manifest, piece_name
 from kvrelay.core.tiers.outcome import Outcome
-from kvrelay.edge.stores.buffers import Lease, Scratch
+from kvrelay.edge.stores.buffers import Writer
 from kvrelay.edge.stores.codecs import RAW
 from kvrelay.edge.stores.keys import TAG_BYTES, KeyRing
 from kvrelay.edge.stores.object import HEAD_BYTES, Head, Owner, Verdict, check_payload, parse_head, unpack
-from kvrelay.edge.stores.store import Buffer, NoSpace, Store, StoreError, StoreTimeout, WriteOutcome
+from kvrelay.edge.stores.store import (
+    Buffer,
+    NoSpace,
+    Store,
+    StoreError,
+    StoreTimeout,
+    WriteOutcome,
+    total_bytes,
+)
 
 _MOST_KEPT = 16
 _MAX_MANIFEST = 65_536  # bytes; a manifest that claims to be larger is none
@@ -53,32 +60,25 @@ class Reader:
         self.most_pieces = 0  # that any chunk had which this process wrote or read
         self._ring = ring
         self._codec = codec
-        self._scratch = Scratch()
         self._kept: dict[bytes, Buffer] = {}
         self.last_refusal = ""
 
-    @contextmanager
-    def fetch(
-        self, wanted: Wanted, lease: Lease, position: int, *, deadline_s: float, keep: bool
-    ) -> Iterator[tuple[Outcome, int]]:
-        """Fetch into the destination; while the context is open, nobody takes it away. Raises nothing of its own.
+    def fetch(self, wanted: Wanted, writer: Writer, *, deadline_s: float, keep: bool) -> tuple[Outcome, int]:
+        """Fetch into the writer's destination, entered as late as the store allows. Raises nothing of its own.
 
         `keep`: a `transfer` of the same object is likely to follow, and need not read it again."""
-        direct = self._store.bounded and self._codec == RAW and not keep
         until_s = time.monotonic() + deadline_s
         try:
-            if direct:
-                with lease.writing(position) as into:
-                    yield (Outcome.SKIPPED, 0) if into is None else self._direct(wanted, into, deadline_s)
-                return
+            if self._store.bounded and self._codec == RAW and not keep:
+                into = writer.enter()
+                return (Outcome.SKIPPED, 0) if into is None else self._direct(wanted, into, deadline_s)
             data = self._store.read(wanted.name, deadline_s=deadline_s)
+            if keep and data is not None:
+                self._keep(wanted.name, data)
+            into = writer.enter()
+            return (Outcome.SKIPPED, 0) if into is None else self._unpacked(wanted, data, into, until_s)
         except StoreError as error:
-            yield _outcome_of(error), 0
-            return
-        if keep and data is not None:
-            self._keep(wanted.name, data)
-        with lease.writing(position) as into:
-            yield (Outcome.SKIPPED, 0) if into is None else self._unpacked(wanted, data, into, until_s)
+            return _outcome_of(error), 0
 
     def measure(self, name: bytes, *, deadline_s: float) -> tuple[Outcome, int]:
         """Fetch and throw away: how long does it take?"""
@@ -130,17 +130,18 @@ class Reader:
     # --- parts -------------------------------------------------------------------------------------------------------
 
     def _direct(self, wanted: Wanted, into: memoryview, deadline_s: float) -> tuple[Outcome, int]:
-        """Straight into the destination, or through scratch memory where a cipher lies between."""
+        """Straight into the destination; what is encrypted is decrypted there."""
         if into.nbytes > self._piece_bytes:
             return self._whole(wanted, into, deadline_s)
-        head_memory = memoryview(bytearray(HEAD_BYTES))
-        payload = into if not self._ring.encrypts else self._scratch.take(into.nbytes + TAG_BYTES)
-        size = self._store.read_into(wanted.name, (head_memory, payload), deadline_s=deadline_s)
+        head = memoryview(bytearray(HEAD_BYTES))
+        tag = memoryview(bytearray(TAG_BYTES)) if self._ring.encrypts else None
+        parts = (head, into) if tag is None else (head, into, tag)
+        size = self._store.read_into(wanted.name, parts, deadline_s=deadline_s)
         if size is None:
             return Outcome.MISS, 0
-        if size != HEAD_BYTES + payload.nbytes:  # packed by another codec, a group, or damaged: look closer
+        if size != total_bytes(parts):  # packed by another codec, a group, or damaged: look closer
             return self._whole(wanted, into, deadline_s)
-        return self._judged(parse_head(head_memory), payload, into, wanted), size
+        return self._judged(parse_head(head), into, into, wanted, tag), size
 
     def _whole(self, wanted: Wanted, into: memoryview, deadline_s: float) -> tuple[Outcome, int]:
         until_s = time.monotonic() + deadline_s
@@ -183,7 +184,14 @@ class Reader:
             at, moved = at + size, moved + got
         return Outcome.HIT, moved
 
-    def _judged(self, head: Head | Verdict, payload: memoryview, into: memoryview, wanted: Wanted) -> Outcome:
+    def _judged(
+        self,
+        head: Head | Verdict,
+        payload: memoryview,
+        into: memoryview,
+        wanted: Wanted,
+        tag: memoryview | None = None,
+    ) -> Outcome:
         if isinstance(head, Head):
             head = unpack(
                 head,
@@ -194,6 +202,7 @@ class Reader:
                 owner=wanted.owner,
                 now_s=self._wall_s(),
                 allow_lossy=self._codec,
+                tag=tag,
             )
         return self._refuse(head) if head.outcome is not Outcome.HIT else Outcome.HIT
 

@@ -40,6 +40,10 @@ class Crew(Protocol):
         after `close`."""
         ...
 
+    def go_on(self, work: Callable[[], object], job: Job) -> None:
+        """Likewise, called by work as the last thing that it does: the hand that did it is free now."""
+        ...
+
     def close(self) -> None:
         """Returns when running work has ended; what waits is not done."""
         ...
@@ -78,12 +82,38 @@ class Threads:
 class _ThreadCrew:
     def __init__(self, name: str, hands: int) -> None:
         self._pool = ThreadPoolExecutor(hands, thread_name_prefix=f"kvrelay-{name}")
+        self._closed = False
+        self._hand = _Hand()
 
     def submit(self, work: Callable[[], object], job: Job | None = None) -> None:
-        self._pool.submit(_guarded, work)
+        self._pool.submit(self._do, work)
+
+    def go_on(self, work: Callable[[], object], job: Job) -> None:
+        """On the same thread: waking another one takes longer than many a fetch."""
+        if not self._hand.working:
+            self.submit(work, job)
+        elif not self._closed:
+            self._hand.next = work
 
     def close(self) -> None:
+        self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _do(self, work: Callable[[], object] | None) -> None:
+        hand = self._hand
+        hand.working = True
+        while work is not None:
+            hand.next = None
+            _guarded(work)
+            work = hand.next
+        hand.working = False
+
+
+class _Hand(threading.local):
+    """One thread of a crew."""
+
+    working = False
+    next: Callable[[], object] | None = None
 
 
 def _guarded(work: Callable[[], object]) -> None:

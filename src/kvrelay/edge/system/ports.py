@@ -9,6 +9,7 @@ from pathlib import Path
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST, _HIGHEST = 10_000, 65_535
 _TRIES = 200
+LISTEN_TRIES = 5  # for who can choose again: a port that was free may be taken before one listens on it
 
 
 def spare_port(host: str = "127.0.0.1") -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from kvrelay.core.engine.engine import PublishBatch
-from kvrelay.edge.system.ports import spare_port
+from kvrelay.edge.system.ports import LISTEN_TRIES, spare_port
 from kvrelay.edge.worker import wire
 from kvrelay.edge.worker.spec import MockSpec
 
@@ -138,7 +138,13 @@ class ReplayServer:
 
 def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
     """Bind and say the address with its real port."""
-    socket.bind(f"tcp://127.0.0.1:{spare_port()}" if endpoint == "auto" else endpoint)
+    for left in reversed(range(LISTEN_TRIES)):
+        try:
+            socket.bind(f"tcp://127.0.0.1:{spare_port()}" if endpoint == "auto" else endpoint)
+            break
+        except zmq.ZMQError as problem:
+            if endpoint != "auto" or not left or problem.errno != zmq.EADDRINUSE:
+                raise
     bound = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(bound, bytes)
     return bound.rstrip(b"\0").decode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import secrets
@@ -16,7 +17,7 @@ from kvrelay import __version__
 from kvrelay.core.engine.engine import Engine, Finished, PublishBatch
 from kvrelay.core.engine.sequence import EngineRequest
 from kvrelay.edge.http.server import Exchange, HttpServer, start_server
-from kvrelay.edge.system.ports import spare_port
+from kvrelay.edge.system.ports import LISTEN_TRIES, spare_port
 from kvrelay.edge.worker.answers import RequestError, respond_error
 from kvrelay.edge.worker.api import Api
 from kvrelay.edge.worker.engine_host import EngineHost, TokenListener
@@ -55,7 +56,7 @@ class Worker:
         self.host = EngineHost(engine, publish=self._publish, observer=self.metrics)
         self._server: HttpServer | None = None
         self._reopening: asyncio.Task[None] | None = None
-        self._port = spec.port or spare_port(spec.host)  # the next life of this worker is to listen there again
+        self._port = spec.port
         self._store = None if spec.store is None else _open_store(spec)
         self._tasks: set[asyncio.Task[None]] = set()
         for received in spec.faults:
@@ -305,8 +306,16 @@ class Worker:
         }
 
     async def _listen(self) -> None:
-        self._server = await start_server(Api(self).handle, host=self.spec.host, port=self._port)
-        self._port = self._server.port
+        """On the port that it had or was given, or on a spare one: its next life is to listen there again."""
+        for left in reversed(range(LISTEN_TRIES)):
+            port = self._port or spare_port(self.spec.host)
+            try:
+                self._server = await start_server(Api(self).handle, host=self.spec.host, port=port)
+                break
+            except OSError as problem:
+                if self._port or not left or problem.errno != errno.EADDRINUSE:
+                    raise
+        self._port = port
 
     def _publish(self, batch: PublishBatch) -> None:
         if self._publisher is not None:

@@ -233,6 +233,9 @@ class _Travel:
                 self._life.agenda.after(takes_s, then)
         self._life.later(takes_s, partial(self._arrive, work, job))
 
+    def go_on(self, work: Callable[[], object], job: Job) -> None:
+        self.submit(work, job)
+
     def close(self) -> None:
         """Nothing arrives after the end of its life."""
 
