@@ -33,7 +33,7 @@ WORKLOADS: dict[str, tuple[Callable[[int, float], Plan], Judge, tuple[str, ...]]
     "hot-prefix": (traffic.hot_prefix, gates.hot_prefix, ("round_robin", "cache_load")),
     "burst": (traffic.burst, gates.burst, ("cache_load",)),
 }
-PACE = {"mock": 10.0, "vllm": 2.0}  # of the traffic, see traffic.py: so quick that round robin has to queue
+PACE = {"mock": 10.0, "vllm": 1.5}  # of the traffic, see traffic.py
 
 
 def main() -> int:
@@ -62,7 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workload", choices=tuple(WORKLOADS), action="append")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--pace", type=float, help="how many times as fast as in traffic.py (mock 10, vllm 2)")
+    parser.add_argument("--pace", type=float, help="how many times as fast as in traffic.py (mock 10, vllm 1.5)")
     parser.add_argument("--out", type=Path, help="a report in Markdown")
     return parser.parse_args()
 
