@@ -23,6 +23,7 @@ block at which the end's *stretch* of blocks begins, too: one look-up per stretc
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -172,13 +173,15 @@ class Growth:
     def expected_tokens_of_many(
         self, now: float, slots: Ints, continues: Conversation | None, *, reachable: Floats, prompt_tokens: int
     ) -> Floats:
-        """The same as an array."""
+        """The same as an array; `slots` ascend."""
         if not self._all_begun:
             return np.zeros(len(slots))
-        begun = self._table if len(slots) == len(self._table) else self._table.take(slots)
+        expected: Floats = self._table.copy() if len(slots) == len(self._table) else self._table.take(slots)
         if continues is not None:
-            begun = np.where(slots == continues.slot, begun - self._own(continues), begun)
-        expected: Floats = begun - begun[begun.argmin()]
+            at = bisect_left(slots.data, continues.slot)
+            if at < len(slots) and slots.data[at] == continues.slot:
+                expected[at] -= self._own(continues)
+        expected -= expected[expected.argmin()]
         expected *= self._each(now)
         bound = reachable * _COMPUTED_AGAIN
         bound += _WAITED_FOR * prompt_tokens - bound[bound.argmin()]

@@ -6,7 +6,7 @@
     displaced  the same once more: these tokens also delay whoever comes next to the worker
     growth     what the conversations that live there will still bring, see `load/growth.py`
     transfer   loading what lies in lower tiers
-    decode     interference of running generations with prefill
+    decode     interference of running generations with prefill: a millisecond each
 
 `displaced` is why a follower waits for the leader of a burst with a common new prefix: waiting there and computing
 elsewhere take equally long, but only the latter costs the fleet a second prefill.
@@ -20,10 +20,8 @@ from kvrelay.core.load.ledger import FOREIGN, GENERATING
 from kvrelay.core.model.arrays import Floats
 from kvrelay.core.policy.policy import Arrays, Row
 
-# Both weigh even spreading against computing a shared prefix twice; found on random orders of arrival (decision 0011).
+# Weighs even spreading against computing a shared prefix twice; found on random orders of arrival (decision 0011).
 _DISPLACED_SHARE = 1.0
-_GROWTH_SHARE = 1.0
-_DECODE_MS_PER_REQUEST = 1.0
 _TOLERANCE_SHARE, _TOLERANCE_MS = 0.05, 1.0
 
 
@@ -40,23 +38,23 @@ class PredictScorer:
         if arrays.backlog_tokens is not None:
             scores += arrays.backlog_tokens
         if arrays.growth_tokens is not None:
-            scores += arrays.growth_tokens * _GROWTH_SHARE
+            scores += arrays.growth_tokens
         if arrays.foreign_prefill_tokens:
             scores += arrays.load[FOREIGN] * arrays.foreign_prefill_tokens
         scores /= arrays.prefill_tokens_per_s
         scores *= 1000.0
         if arrays.transfer_ms is not None:
             scores += arrays.transfer_ms
-        scores += arrays.load[GENERATING] * _DECODE_MS_PER_REQUEST
+        scores += arrays.load[GENERATING]
         return scores
 
     def score(self, row: Row) -> float:
         work_tokens = (row.prompt_tokens - row.reachable_tokens) * (1.0 + _DISPLACED_SHARE)
         work_tokens += row.backlog_tokens
-        work_tokens += row.growth_tokens * _GROWTH_SHARE
+        work_tokens += row.growth_tokens
         work_tokens += row.foreign * row.foreign_prefill_tokens
         score = work_tokens / row.prefill_tokens_per_s * 1000.0 + row.transfer_ms
-        return score + (row.active - row.queued + row.foreign) * _DECODE_MS_PER_REQUEST
+        return score + (row.active - row.queued + row.foreign)
 
     def terms(self, row: Row) -> Mapping[str, float]:
         ms_per_token = 1000.0 / row.prefill_tokens_per_s
@@ -65,9 +63,9 @@ class PredictScorer:
             "queue_ms": (row.backlog_tokens + row.foreign * row.foreign_prefill_tokens) * ms_per_token,
             "compute_ms": compute_ms,
             "displaced_ms": compute_ms * _DISPLACED_SHARE,
-            "growth_ms": row.growth_tokens * _GROWTH_SHARE * ms_per_token,
+            "growth_ms": row.growth_tokens * ms_per_token,
             "transfer_ms": row.transfer_ms,
-            "decode_ms": (row.active - row.queued + row.foreign) * _DECODE_MS_PER_REQUEST,
+            "decode_ms": row.active - row.queued + row.foreign,
         }
 
     def noise(self, best: float) -> float:
