@@ -23,6 +23,7 @@ from kvrelay.core.contract.identity import Namespace
 from kvrelay.core.tiers.header import FORMAT_VERSION
 from kvrelay.core.tiers.manifest import piece_name
 from kvrelay.core.tiers.outcome import Outcome
+from kvrelay.edge.stores.ciphers import CIPHERS
 from kvrelay.edge.stores.keys import KeyRing, parse_key_ring
 from kvrelay.edge.stores.object import HEAD_BYTES
 from kvrelay.edge.stores.store import Store
@@ -32,7 +33,10 @@ S = 5.0
 PAYLOAD_BYTES = 2048
 SHAPE = ChunkShape(tokens=32, payload_bytes=PAYLOAD_BYTES, layers=2, dtype="bfloat16", shape=(2, 32, 1, 16))
 MINE = Namespace(b"c" * 32, "mine", b"secret of mine", 3)
-RING = parse_key_ring(f"new {'ab' * 32}; old {'cd' * 32}", source="the test")
+RINGS = {
+    "none": KeyRing({}),
+    **{name: parse_key_ring(f"new {'ab' * 32}; old {'cd' * 32}", source="the test", cipher=name) for name in CIPHERS},
+}
 OLD_RING = parse_key_ring(f"old {'cd' * 32}", source="the test")
 LOST_RING = parse_key_ring(f"lost {'ef' * 32}", source="the test")
 
@@ -50,7 +54,7 @@ BAD_BYTES = frozenset(
 class Setup(Struct, frozen=True):
     """How the objects of a run are kept."""
 
-    encrypted: bool
+    cipher: str
     codec: str
     pieces: bool
     policy: str = "recompute"
@@ -63,14 +67,13 @@ class Setup(Struct, frozen=True):
             "break_even": False,
             "failure_policy": self.policy,
         }
-        rings = (RING if self.encrypted else KeyRing({})) if ring is None else ring
-        return TieredStore.open(config, stores=[store], ring=rings)
+        return TieredStore.open(config, stores=[store], ring=RINGS[self.cipher] if ring is None else ring)
 
 
-_WAYS = itertools.product((False, True), ("raw", "zstd", "lz4"), (False, True))
+_WAYS = itertools.product(RINGS, ("raw", "zstd", "lz4"), (False, True))
 SETUPS = [
-    Setup(encrypted, codec, pieces, ("recompute", "fail")[(n // 2 + n) % 2])
-    for n, (encrypted, codec, pieces) in enumerate(_WAYS)
+    Setup(cipher, codec, pieces, ("recompute", "fail")[(n // 2 + n) % 2])
+    for n, (cipher, codec, pieces) in enumerate(_WAYS)
 ]
 
 

@@ -6,12 +6,22 @@ import sys
 from pathlib import Path
 
 import pytest
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from msgspec import structs
+from pyaegis import Aegis256X2
 
 from kvrelay.core.tiers.outcome import Outcome
-from kvrelay.edge.stores.keys import TAG_BYTES, Aes256Gcm, KeyRing, KeyRingError, load_key_ring, parse_key_ring
+from kvrelay.edge.stores.ciphers import (
+    AEGIS_256X2,
+    AES_256_GCM,
+    CIPHERS,
+    KEY_BYTES,
+    TAG_BYTES,
+    Cipher,
+    WrongTag,
+)
+from kvrelay.edge.stores.extras import MissingExtra
+from kvrelay.edge.stores.keys import KeyRing, KeyRingError, load_key_ring, parse_key_ring
 from kvrelay.edge.stores.memory import MemoryStore
 from kvrelay.edge.stores.tiered import TieredStore
 from tests.edge.stores.test_tiered import KEYS, NAMESPACE, SHAPE
@@ -30,30 +40,71 @@ def load(store: TieredStore, namespace=NAMESPACE) -> tuple[Outcome, bytes]:  # t
     return fetched.outcomes[0], bytes(into)
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("size", [0, 1, 15, 262_145, 5_000_001])
-def test_the_cipher_is_that_of_the_standard(size: int, in_place: bool) -> None:
-    """Against the library's call that makes a new message, in both directions; any changed bit is found."""
-    key, nonce, plain = b"k" * 32, b"n" * 12, bytes(i % 251 for i in range(size))
-    cipher, sealed = Aes256Gcm(key), bytearray(size + TAG_BYTES)
-    cipher.encrypt_into(nonce, plain, b"head", sealed)
-    assert sealed == AESGCM(key).encrypt(nonce, plain, b"head")
+def sealed_by(cipher: Cipher, plain: bytes) -> bytearray:
+    sealed = bytearray(len(plain) + TAG_BYTES)
+    cipher.encrypt_into(b"n" * cipher.nonce_bytes, plain, b"head", sealed)
+    return sealed
 
-    def opened(changed: int | None = None, head: bytes = b"head") -> bytes:
+
+@pytest.mark.parametrize("size", [0, 1, 15, 262_145])
+@pytest.mark.parametrize("name", CIPHERS)
+def test_a_cipher_opens_what_it_sealed_and_nothing_else(name: str, size: int) -> None:
+    cipher, plain = CIPHERS[name](b"k" * KEY_BYTES), bytes(i % 251 for i in range(size))
+    sealed = sealed_by(cipher, plain)
+
+    def opened(*, in_place: bool, changed: int | None = None, head: bytes = b"head") -> bytes:
         message = bytearray(sealed)
         if changed is not None:
             message[changed] ^= 1
         source, tag = message[:-TAG_BYTES], message[-TAG_BYTES:]
         into = source if in_place else bytearray(size)
-        cipher.decrypt_into(nonce, source, tag, head, into)
+        cipher.decrypt_into(b"n" * cipher.nonce_bytes, source, tag, head, into)
         return bytes(into)
 
-    assert opened() == plain
-    for at in {0, size // 2, size, size + TAG_BYTES - 1}:
-        with pytest.raises(InvalidTag):
-            opened(changed=at)
-    with pytest.raises(InvalidTag):
-        opened(head=b"another")
+    for in_place in (False, True):
+        assert opened(in_place=in_place) == plain
+        for at in {0, size // 2, size, size + TAG_BYTES - 1}:
+            with pytest.raises(WrongTag):
+                opened(in_place=in_place, changed=at)
+        with pytest.raises(WrongTag):
+            opened(in_place=in_place, head=b"another")
+
+
+def test_the_ciphers_are_those_of_their_libraries() -> None:
+    """As anybody else would call them; AEGIS-256X2 also with the first test vector of RFC 10032, appendix A."""
+    plain = bytes(range(256)) * 20
+    by_aes = AESGCM(b"k" * KEY_BYTES).encrypt(b"n" * 12, plain, b"head")
+    assert sealed_by(CIPHERS[AES_256_GCM](b"k" * KEY_BYTES), plain) == by_aes
+    by_aegis = Aegis256X2(TAG_BYTES).encrypt(b"k" * KEY_BYTES, b"n" * 16 + bytes(16), plain, b"head")
+    assert sealed_by(CIPHERS[AEGIS_256X2](b"k" * KEY_BYTES), plain) == by_aegis
+    key, nonce = bytes(range(32)), bytes(range(0x10, 0x30))
+    assert Aegis256X2(TAG_BYTES).encrypt(key, nonce, b"", b"").hex() == "62cdbab084c83dacdb945bb446f049c8"
+
+
+def test_whatever_cipher_is_set_objects_of_either_are_read() -> None:
+    for written_by, read_by in ((AES_256_GCM, AEGIS_256X2), (AEGIS_256X2, AES_256_GCM)):
+        medium = MemoryStore()
+        writer = open_with(medium, parse_key_ring(OLD, source="test", cipher=written_by))
+        assert writer.store(NAMESPACE, KEYS[0], SHAPE, [CANARY]).stored
+        (kept,) = [bytes(medium.read(info.key, deadline_s=1) or b"") for info in medium.scan(deadline_s=1)]
+        assert b"canary" not in kept and written_by.encode() in kept
+        reader = open_with(medium, parse_key_ring(OLD, source="test", cipher=read_by))
+        assert load(reader) == (Outcome.HIT, CANARY)
+        writer.close(), reader.close()
+
+
+def test_a_cipher_that_is_not_installed_is_missed_at_the_start_and_its_objects_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    medium = MemoryStore()
+    writer = open_with(medium, parse_key_ring(OLD, source="test", cipher=AEGIS_256X2))
+    assert writer.store(NAMESPACE, KEYS[0], SHAPE, [CANARY]).stored
+    monkeypatch.setitem(sys.modules, "pyaegis", None)
+    with pytest.raises(MissingExtra, match=r"kvrelay\[aegis\]"):
+        parse_key_ring(OLD, source="test", cipher=AEGIS_256X2)
+    reader = open_with(medium, parse_key_ring(OLD, source="test"))
+    assert load(reader)[0] is Outcome.REFUSED
+    writer._host._alarm.stop(), reader._host._alarm.stop()
 
 
 @pytest.mark.covers("SG-09")

@@ -11,13 +11,14 @@ import pytest
 
 from kvrelay.core.contract.identity import Namespace, block_identities
 from kvrelay.core.tiers.outcome import Outcome
+from kvrelay.edge.stores.ciphers import CIPHERS
 from kvrelay.edge.stores.keys import parse_key_ring
 from kvrelay.edge.stores.tiered import ChunkShape, TieredStore
 
 SHAPE = ChunkShape(tokens=32, payload_bytes=8192, layers=2, dtype="bfloat16", shape=(2, 32, 2, 32))
 NAMESPACE = Namespace(b"c" * 32, "tenant-a", b"secret of a", 0)
 KEYS = block_identities(NAMESPACE, np.arange(32 * 6, dtype=np.uint32), 32)
-RING = parse_key_ring(f"k1 {'ab' * 32}", source="the test")
+RINGS = [parse_key_ring(f"k1 {'ab' * 32}", source="the test", cipher=name) for name in CIPHERS]
 
 
 def payload(number: int) -> bytes:
@@ -41,12 +42,12 @@ def load_all(store: TieredStore) -> tuple[tuple[Outcome, ...], list[bytes]]:
     return outcome.outcomes, [bytes(buffer) for buffer in into]
 
 
-@pytest.fixture(params=["plain", "encrypted", "in pieces", "encrypted, packed, in pieces"])
+@pytest.fixture(params=["plain", "encrypted", "encrypted by aegis", "in pieces", "encrypted, packed, in pieces"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TieredStore]:
     opened = open_tiers(
         {"url": "memory://", "bytes": 40_000},
         {"url": f"file://{tmp_path}", "codec": "zstd" if "packed" in request.param else "raw"},
-        ring=RING if "encrypted" in request.param else None,
+        ring=RINGS["aegis" in request.param] if "encrypted" in request.param else None,
         piece_bytes=3000 if "pieces" in request.param else 1 << 20,
     )
     yield opened
@@ -62,7 +63,7 @@ def test_gives_back_what_was_stored(store: TieredStore) -> None:
 
 def test_another_process_with_the_same_disk_hits(store: TieredStore, tmp_path: Path) -> None:
     keep_all(store)
-    ring = RING if store._ring.encrypts else None
+    ring = store._ring if store._ring.encrypts else None
     other = open_tiers({"url": f"file://{tmp_path}"}, ring=ring)
     assert load_all(other) == ((Outcome.HIT,) * 6, [payload(number) for number in range(6)])
     other.close()

@@ -60,6 +60,7 @@ class StoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     probe_interval_s: float = 5.0
     sample_interval_s: float = 5.0
     keys: str = "none"  # none, file:PATH, env:NAME, command:PROGRAM ARGUMENTS
+    cipher: Literal["aes-256-gcm", "aegis-256x2"] = "aes-256-gcm"  # of new objects
     ttl_s: float | None = None  # of every object, written into it
     piece_bytes: int = 4 * 1024 * 1024
     reconcile_s: float = 60.0

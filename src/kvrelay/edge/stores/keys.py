@@ -14,12 +14,10 @@ import subprocess
 import threading
 from pathlib import Path
 
+from kvrelay.edge.stores.ciphers import AES_256_GCM, CIPHERS, KEY_BYTES, Cipher
 from kvrelay.edge.stores.extras import need
-from kvrelay.edge.stores.store import Buffer
 
-KEY_BYTES = 32
 COMMAND_TIMEOUT_S = 10.0
-TAG_BYTES = 16
 _MAX_DERIVED = 4096  # ciphers kept ready; another one costs a few microseconds
 
 
@@ -27,31 +25,16 @@ class KeyRingError(ValueError):
     """The keys as given cannot be used. The message names the place and never the key."""
 
 
-class Aes256Gcm:
-    """AES-256-GCM (NIST SP 800-38D) from buffer to buffer."""
-
-    def __init__(self, key: bytes) -> None:
-        ciphers = need("cryptography.hazmat.primitives.ciphers", extra="store", purpose="encryption")
-        aead = need("cryptography.hazmat.primitives.ciphers.aead", extra="store", purpose="encryption")
-        self.encrypt_into = aead.AESGCM(key).encrypt_into  # nonce, plain, associated data, into: TAG_BYTES longer
-        self._mode, self._new, self._algorithm = ciphers.modes.GCM, ciphers.Cipher, ciphers.algorithms.AES256(key)
-
-    def decrypt_into(self, nonce: bytes, sealed: Buffer, tag: Buffer, associated: bytes, into: Buffer) -> None:
-        """`sealed` and `into` may be one buffer. Raises InvalidTag; only without it the content of `into` means
-        anything."""
-        context = self._new(self._algorithm, self._mode(nonce)).decryptor()
-        context.authenticate_additional_data(associated)
-        context.update_into(sealed, into)
-        context.finalize_with_tag(bytes(tag))
-
-
 class KeyRing:
-    """Keys by id. An empty ring means: no encryption."""
+    """Keys by id. An empty ring means: no encryption. `cipher` is what new objects are encrypted by."""
 
-    def __init__(self, keys: dict[str, bytes]) -> None:
+    def __init__(self, keys: dict[str, bytes], *, cipher: str = AES_256_GCM) -> None:
         self._keys = keys
+        self.active_cipher = cipher
+        if keys:
+            CIPHERS[cipher](bytes(KEY_BYTES))  # a missing package shows now
         self.active_id = next(iter(keys), "")
-        self._ciphers: dict[tuple[str, bytes, bytes, int], Aes256Gcm] = {}
+        self._ciphers: dict[tuple[str, str, bytes, bytes, int], Cipher] = {}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -64,41 +47,43 @@ class KeyRing:
     def knows(self, key_id: str) -> bool:
         return key_id in self._keys
 
-    def cipher(self, key_id: str, *, tenant_key: bytes, tenant_tag: bytes, epoch: int) -> Aes256Gcm:
-        """AES-256-GCM under the key of that tenant and epoch (HKDF-SHA256, RFC 5869; its secret is the salt)."""
-        name = (key_id, tenant_key, tenant_tag, epoch)
-        cipher = self._ciphers.get(name)
+    def cipher(self, name: str, key_id: str, *, tenant_key: bytes, tenant_tag: bytes, epoch: int) -> Cipher:
+        """The cipher of that name under the key of that tenant and epoch (HKDF-SHA256, RFC 5869; its secret is the
+        salt)."""
+        known_as = (name, key_id, tenant_key, tenant_tag, epoch)
+        cipher = self._ciphers.get(known_as)
         if cipher is None:
             hashes = need("cryptography.hazmat.primitives.hashes", extra="store", purpose="encryption")
             hkdf = need("cryptography.hazmat.primitives.kdf.hkdf", extra="store", purpose="encryption")
-            info = b"kvrelay store object" + tenant_tag + epoch.to_bytes(8, "big")
+            info = b"kvrelay store object" + name.encode() + tenant_tag + epoch.to_bytes(8, "big")
             derive = hkdf.HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=tenant_key or None, info=info)
-            cipher = Aes256Gcm(derive.derive(self._keys[key_id]))
+            cipher = CIPHERS[name](derive.derive(self._keys[key_id]))
             with self._lock:
                 if len(self._ciphers) >= _MAX_DERIVED:
                     self._ciphers.clear()
-                self._ciphers[name] = cipher
+                self._ciphers[known_as] = cipher
         return cipher
 
 
-def load_key_ring(source: str) -> KeyRing:
+def load_key_ring(source: str, *, cipher: str = AES_256_GCM) -> KeyRing:
     """`none`, `file:PATH`, `env:NAME` or `command:WORDS` (run without a shell, its output is the ring)."""
     scheme, _, rest = source.partition(":")
     if source in ("", "none"):
         return KeyRing({})
     if scheme == "file":
-        return parse_key_ring(_read_file(Path(rest)), source=source)
+        return parse_key_ring(_read_file(Path(rest)), source=source, cipher=cipher)
     if scheme == "env":
         text = os.environ.get(rest)
         if text is None:
             raise KeyRingError(f"environment variable `{rest}` is not set (from `{source}`)")
-        return parse_key_ring(text, source=source)
+        return parse_key_ring(text, source=source, cipher=cipher)
     if scheme == "command":
-        return parse_key_ring(_run(rest), source=f"command:{shlex.split(rest)[0] if rest.split() else ''}")
+        program = shlex.split(rest)[0] if rest.split() else ""
+        return parse_key_ring(_run(rest), source=f"command:{program}", cipher=cipher)
     raise KeyRingError(f"`{scheme}:` is no place for keys; legal: none, file:PATH, env:NAME, command:PROGRAM ARGUMENTS")
 
 
-def parse_key_ring(text: str, *, source: str) -> KeyRing:
+def parse_key_ring(text: str, *, source: str, cipher: str = AES_256_GCM) -> KeyRing:
     keys: dict[str, bytes] = {}
     for number, line in enumerate(text.replace(";", "\n").splitlines(), 1):
         words = line.split()
@@ -114,7 +99,7 @@ def parse_key_ring(text: str, *, source: str) -> KeyRing:
             raise KeyRingError(f"line {number} of {source} is not hexadecimal") from None
     if not keys:
         raise KeyRingError(f'{source} has no key; make one with: echo "k1 $(openssl rand -hex {KEY_BYTES})"')
-    return KeyRing(keys)
+    return KeyRing(keys, cipher=cipher)
 
 
 def _read_file(path: Path) -> str:

@@ -5,8 +5,7 @@
     6   header length       2   ..  zeros
     8   payload length      8   512 payload: codec, then cipher (the tag of 16 bytes at its end)
     16  payload checksum   16
-    32  nonce              12
-    44  zeros               4
+    32  nonce, then zeros  16
 
 The head has one size so that a reader can give a store two buffers, head and destination, and the payload needs no
 copy. The payload's checksum (xxh3-128) is over the bytes as stored: a scrubber needs no keys. The associated data of
@@ -25,17 +24,17 @@ from msgspec import Struct
 
 from kvrelay.core.tiers.header import CIPHER_NONE, FORMAT_VERSION, Expected, ObjectHeader, judge
 from kvrelay.core.tiers.outcome import Outcome
+from kvrelay.edge.stores.ciphers import CIPHERS, TAG_BYTES, WrongTag
 from kvrelay.edge.stores.codecs import RAW, CodecError, codec
-from kvrelay.edge.stores.extras import need
-from kvrelay.edge.stores.keys import TAG_BYTES, KeyRing
+from kvrelay.edge.stores.extras import MissingExtra, need
+from kvrelay.edge.stores.keys import KeyRing
 from kvrelay.edge.stores.store import Buffer, total_bytes
 
 xxhash = need("xxhash", extra="store", purpose="a store")
 
 MAGIC = b"KVRO"
 HEAD_BYTES = 512
-AES_256_GCM = "aes-256-gcm"
-_FIXED = struct.Struct("<4sHHQ16s12s4x")
+_FIXED = struct.Struct("<4sHHQ16s16s")
 _CHECKSUM_AT, _HEADER_AT = 48, 56
 _encode_header = msgspec.msgpack.Encoder().encode
 _decode_header = msgspec.msgpack.Decoder(ObjectHeader).decode
@@ -79,13 +78,14 @@ def seal(header: ObjectHeader, parts: Sequence[Buffer], *, ring: KeyRing, owner:
     packed: list[Buffer] = list(parts)
     if header.codec != RAW:
         packed = [codec(header.codec).encode(memoryview(_joined(parts)), header.dtype)]
-    nonce = bytes(12)
+    nonce = b""
     if ring.encrypts:
-        header = msgspec.structs.replace(header, cipher=AES_256_GCM, key_id=ring.active_id)
-        nonce = os.urandom(12)
+        name = ring.active_cipher
+        header = msgspec.structs.replace(header, cipher=name, key_id=ring.active_id)
         encoded = _encode_header(header)
         sealed = bytearray(total_bytes(packed) + TAG_BYTES)
-        cipher = ring.cipher(ring.active_id, tenant_key=owner.secret, tenant_tag=owner.tag, epoch=owner.epoch)
+        cipher = ring.cipher(name, ring.active_id, tenant_key=owner.secret, tenant_tag=owner.tag, epoch=owner.epoch)
+        nonce = os.urandom(cipher.nonce_bytes)
         cipher.encrypt_into(nonce, _joined(packed), _associated(encoded, len(sealed)), sealed)
         packed = [sealed]
     else:
@@ -119,9 +119,14 @@ def check_payload(head: Head, payload: memoryview) -> Verdict:
     """Whether these are the bytes that were stored. Needs no key."""
     if payload.nbytes != head.payload_bytes:
         return Verdict(Outcome.PARTIAL, f"{payload.nbytes} of {head.payload_bytes} payload bytes")
-    if xxhash.xxh3_128_digest(payload) != head.payload_xxh3_128:
-        return Verdict(Outcome.CORRUPT, "payload")
-    return HIT
+    return _whole(head, payload)
+
+
+def _whole(head: Head, *parts: memoryview) -> Verdict:
+    checksum = xxhash.xxh3_128(parts[0])
+    for part in parts[1:]:
+        checksum.update(part)
+    return HIT if checksum.digest() == head.payload_xxh3_128 else Verdict(Outcome.CORRUPT, "payload")
 
 
 def readable(head: Head, *, ring: KeyRing, allow_lossy: str | None) -> Verdict:
@@ -130,7 +135,7 @@ def readable(head: Head, *, ring: KeyRing, allow_lossy: str | None) -> Verdict:
     if header.cipher == CIPHER_NONE:
         if ring.encrypts:  # or anybody who can write to the medium could plant plain objects
             return Verdict(Outcome.REFUSED, "not encrypted, and encryption is on")
-    elif header.cipher != AES_256_GCM:
+    elif header.cipher not in CIPHERS:
         return Verdict(Outcome.REFUSED, f"cipher {header.cipher}")
     elif not ring.knows(header.key_id):
         return Verdict(Outcome.REFUSED, f"key id {header.key_id}")
@@ -192,15 +197,21 @@ def unpack(
 def _decrypt(
     head: Head, sealed: memoryview, tag: memoryview, into: memoryview, *, ring: KeyRing, owner: Owner
 ) -> Verdict:
-    """The cipher's tag covers every byte, so the checksum need not be computed as well."""
-    from cryptography.exceptions import InvalidTag
-
+    """The cipher's tag covers every byte, so the checksum need not be computed as well unless it is the quicker no."""
     if tag.nbytes != TAG_BYTES or into.nbytes != sealed.nbytes:
         return Verdict(Outcome.PARTIAL, f"{sealed.nbytes} encrypted bytes")
-    cipher = ring.cipher(head.header.key_id, tenant_key=owner.secret, tenant_tag=owner.tag, epoch=owner.epoch)
+    name, key_id = head.header.cipher, head.header.key_id
     try:
-        cipher.decrypt_into(head.nonce, sealed, tag, head.associated_data, into)
-    except InvalidTag:
+        cipher = ring.cipher(name, key_id, tenant_key=owner.secret, tenant_tag=owner.tag, epoch=owner.epoch)
+    except MissingExtra as problem:
+        return Verdict(Outcome.REFUSED, str(problem))
+    if cipher.refuses_slowly:
+        verdict = _whole(head, sealed, tag)
+        if verdict is not HIT:
+            return verdict
+    try:
+        cipher.decrypt_into(head.nonce[: cipher.nonce_bytes], sealed, tag, head.associated_data, into)
+    except WrongTag:
         return Verdict(Outcome.CORRUPT, "cipher tag")
     return HIT
 

@@ -17,8 +17,9 @@ from kvrelay.core.tiers.header import MANIFEST, PIECE, WHOLE, Expected
 from kvrelay.core.tiers.manifest import Manifest, piece_name
 from kvrelay.core.tiers.outcome import Outcome
 from kvrelay.edge.stores.buffers import Writer
+from kvrelay.edge.stores.ciphers import TAG_BYTES
 from kvrelay.edge.stores.codecs import RAW
-from kvrelay.edge.stores.keys import TAG_BYTES, KeyRing
+from kvrelay.edge.stores.keys import KeyRing
 from kvrelay.edge.stores.object import HEAD_BYTES, Head, Owner, Verdict, check_payload, parse_head, unpack
 from kvrelay.edge.stores.store import (
     Buffer,

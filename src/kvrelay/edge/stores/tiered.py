@@ -34,11 +34,12 @@ from kvrelay.core.tiers.header import Expected, ObjectHeader
 from kvrelay.core.tiers.machine import TierMachine
 from kvrelay.core.tiers.outcome import Outcome
 from kvrelay.edge.stores.buffers import Lease
+from kvrelay.edge.stores.ciphers import TAG_BYTES
 from kvrelay.edge.stores.codecs import RAW
 from kvrelay.edge.stores.config import StoreConfig, open_store
 from kvrelay.edge.stores.contracts import nearest_difference, write_contract
 from kvrelay.edge.stores.host import Destinations, HostTier, TierHost
-from kvrelay.edge.stores.keys import TAG_BYTES, KeyRing, load_key_ring
+from kvrelay.edge.stores.keys import KeyRing, load_key_ring
 from kvrelay.edge.stores.metrics import StoreTimes, counter_lines
 from kvrelay.edge.stores.object import HEAD_BYTES, Owner
 from kvrelay.edge.stores.reading import Reader, Wanted
@@ -142,7 +143,7 @@ class TieredStore:
     ) -> None:
         self.config = config
         self._runtime = runtime or Threads()
-        self._ring = load_key_ring(config.keys) if ring is None else ring
+        self._ring = load_key_ring(config.keys, cipher=config.cipher) if ring is None else ring
         self._deadline_s = config.deadline_ms / 1000
         self._names = config.tier_names()
         self._scopes = [scope_of(tier.url) for tier in config.tiers]

@@ -562,6 +562,9 @@ class StoreSection(Section):
     keys: str = key(
         "none", "Encryption keys: none, file:PATH, env:NAME, command:WORDS.", "Set: objects are encrypted per tenant."
     )
+    cipher: Literal["aes-256-gcm", "aegis-256x2"] = key(
+        "aes-256-gcm", "What encrypts new objects; both are read.", "aegis-256x2: up to three times as fast."
+    )
     ttl_s: float | None = key(None, "How long any object may be used.", "Lower: old KV is not used.", gt=0)
     piece_bytes: int = key(
         4 * 1024 * 1024, "Most bytes of one object; larger chunks are split.", "Lower: more objects.", ge=4096, le=2**30
