@@ -26,10 +26,13 @@ class StoreTimes:
         self._lock = threading.Lock()
 
     def observe(self, tier: str, op: str, outcome: Outcome, seconds: float) -> None:
+        name, at = (tier, op), bisect_left(BUCKETS_S, seconds)
         with self._lock:
-            buckets = self._buckets.setdefault((tier, op), [0] * (len(BUCKETS_S) + 1))
-            buckets[bisect_left(BUCKETS_S, seconds)] += 1
-            self._sums[tier, op] = self._sums.get((tier, op), 0.0) + seconds
+            buckets = self._buckets.get(name)
+            if buckets is None:
+                buckets = self._buckets[name] = [0] * (len(BUCKETS_S) + 1)
+            buckets[at] += 1
+            self._sums[name] = self._sums.get(name, 0.0) + seconds
 
     def lines(self) -> list[str]:
         with self._lock:

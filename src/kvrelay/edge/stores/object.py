@@ -47,7 +47,11 @@ class Head(Struct, frozen=True):
     payload_bytes: int  # as stored
     payload_xxh3_128: bytes
     nonce: bytes
-    associated_data: bytes
+    encoded_header: bytes
+
+    @property
+    def associated_data(self) -> bytes:
+        return _associated(self.encoded_header, self.payload_bytes)
 
 
 class Verdict(Struct, frozen=True):
@@ -112,7 +116,7 @@ def parse_head(data: memoryview) -> Head | Verdict:
         header = _decode_header(encoded)
     except msgspec.MsgspecError:
         return Verdict(Outcome.CORRUPT, "header")
-    return Head(header, payload_bytes, checksum, nonce, _associated(encoded, payload_bytes))
+    return Head(header, payload_bytes, checksum, nonce, encoded)
 
 
 def check_payload(head: Head, payload: memoryview) -> Verdict:

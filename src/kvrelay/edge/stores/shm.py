@@ -19,7 +19,6 @@ from typing import ClassVar
 
 from kvrelay.edge.stores.file import FileStore
 from kvrelay.edge.stores.memory import fill
-from kvrelay.edge.stores.store import total_bytes
 
 MAPPED_BYTES = 256 << 20
 _SEEN = 4_096  # objects that were read once
@@ -50,8 +49,7 @@ class SharedMemoryStore(FileStore):
         content = self._mapped(key)
         if content is None:
             return super().read_into(key, parts, deadline_s=deadline_s)
-        if content.nbytes <= total_bytes(parts):
-            fill(parts, content)
+        fill(parts, content)
         return content.nbytes
 
     def close(self) -> None:
