@@ -65,7 +65,7 @@ class PredictScorer:
             "displaced_ms": compute_ms * _DISPLACED_SHARE,
             "growth_ms": row.growth_tokens * ms_per_token,
             "transfer_ms": row.transfer_ms,
-            "decode_ms": row.active - row.queued + row.foreign,
+            "decode_ms": float(row.active - row.queued + row.foreign),
         }
 
     def noise(self, best: float) -> float:

@@ -6,7 +6,7 @@ import difflib
 import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import msgspec
@@ -230,9 +230,16 @@ def _secret(path: str | None) -> str | None:
 
 
 def _hint(message: str) -> str:
-    if "unknown field `" not in message:
+    """What would be legal, and the nearest of it, for what msgspec complains about."""
+    section = TierConfig if "$.tiers[" in message else StoreConfig
+    if "unknown field `" in message:
+        given = message.split("unknown field `", 1)[1].split("`", 1)[0]
+        legal = list(section.__struct_fields__)
+    elif "Invalid enum value '" in message:
+        given = message.split("Invalid enum value '", 1)[1].split("'", 1)[0]
+        field = message.rpartition(".")[2].rstrip("`")
+        legal = list(get_args(get_type_hints(section)[field]))
+    else:
         return ""
-    unknown = message.split("unknown field `", 1)[1].split("`", 1)[0]
-    names = [*StoreConfig.__struct_fields__, *TierConfig.__struct_fields__]
-    near = difflib.get_close_matches(unknown, names, n=1)
-    return f" (did you mean `{near[0]}`?)" if near else f"; known: {', '.join(dict.fromkeys(names))}"
+    near = difflib.get_close_matches(given, legal, n=1)
+    return f"; legal: {', '.join(legal)}" + (f" (did you mean `{near[0]}`?)" if near else "")
