@@ -22,6 +22,7 @@ from kvrelay.core.engine.sequence import EngineRequest
 from kvrelay.core.tiers.effects import Fetch
 from kvrelay.core.tiers.outcome import Outcome
 from kvrelay.edge.stores.config import StoreConfig
+from kvrelay.edge.stores.keys import KeyRing
 from kvrelay.edge.stores.runtime import Alarm, Crew, Job
 from kvrelay.edge.stores.store import Store, StoreTimeout, StoreUnavailable
 from kvrelay.edge.stores.tiered import TieredStore
@@ -76,7 +77,13 @@ class SharedTiers:
     lies, None: in the worker's own memory, as its URL says."""
 
     def __init__(
-        self, options: Mapping[str, Any], places: Sequence[Place | None], *, chunk_blocks: int, seed: int
+        self,
+        options: Mapping[str, Any],
+        places: Sequence[Place | None],
+        *,
+        chunk_blocks: int,
+        seed: int,
+        ring: KeyRing | None = None,
     ) -> None:
         self.options = dict(options)
         self.places = places
@@ -85,6 +92,7 @@ class SharedTiers:
         self.on_announced: Callable[[str, bytes, int], None] | None = None
         self._chunk_blocks = chunk_blocks
         self._seed = seed
+        self._ring = ring
 
     def connect(self, life: Life, setup: WorkerSetup) -> Connector:
         """For `World(connect=...)`."""
@@ -109,6 +117,7 @@ class SharedTiers:
             return TieredStore(
                 config,
                 stores=self.places,
+                ring=self._ring,
                 runtime=_Virtual(life),
                 seed=seed,
                 announce=self.on_announced,

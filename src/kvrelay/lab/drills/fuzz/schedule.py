@@ -17,6 +17,7 @@ HEAL_S = 6.0
 FAULTY_S = 5.0
 CROWDED = 0.25  # of all schedules
 STORES = 0.4  # of all fleets
+ENCRYPTED = 0.3  # of all stores
 POLICIES = ("cache_load", "cache_load", "cache_load", "sticky", "sticky_load", "least_load", "round_robin")
 
 
@@ -32,6 +33,7 @@ class TierPlan(Struct, frozen=True, kw_only=True):
     break_even: bool
     read_s: float
     mixed: bool  # the last worker has other weights
+    encrypted: bool = False
 
 
 class FleetPlan(Struct, frozen=True, kw_only=True):
@@ -162,7 +164,8 @@ def schedule_of(seed: int) -> Schedule:
     crowding = random.Random(f"crowd/{seed}")  # a stream of its own: what else a seed does stays what it is
     fleet, crowd = _crowded(crowding, fleet) if crowding.random() < CROWDED else (fleet, ())
     if of_store.random() < STORES:
-        fleet = replace(fleet, store=_store(of_store, migrates=fleet.migrate))
+        encrypted = random.Random(f"cipher/{seed}").random() < ENCRYPTED
+        fleet = replace(fleet, store=replace(_store(of_store, migrates=fleet.migrate), encrypted=encrypted))
         hits += [_store_hit(of_store, fleet.workers) for _ in range(of_store.randint(2, 10))]
         asks += [_beside(of_store, number, fleet.workers) for number in range(of_store.randint(12, 32))]
     ops: list[Op] = sorted((*asks, *crowd, *hits), key=lambda op: op.at_s)

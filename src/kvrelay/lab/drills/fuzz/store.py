@@ -21,6 +21,8 @@ from kvrelay.core.tiers.effects import Fetch, Write
 from kvrelay.core.tiers.header import MANIFEST
 from kvrelay.core.tiers.manifest import piece_name
 from kvrelay.core.tiers.outcome import Outcome
+from kvrelay.edge.stores.ciphers import KEY_BYTES
+from kvrelay.edge.stores.keys import KeyRing
 from kvrelay.edge.stores.object import HEAD_BYTES, Head, check_payload, parse_head
 from kvrelay.edge.stores.runtime import Job
 from kvrelay.edge.stores.store import Buffer, Store, StoreUnavailable, WriteOutcome
@@ -90,7 +92,8 @@ class StoreUnderAttack:
         self._doomed: dict[str, float] = {}  # worker -> writes until its end
         self._reading: dict[WorkerId, set[bytes]] = {}  # asked for membership and size only
         places = [None, self._place] if plan.local_bytes else [self._place]
-        self.tiers = SharedTiers(self._options(), places, chunk_blocks=plan.chunk_blocks, seed=seed)
+        ring = KeyRing({"k": bytes(KEY_BYTES)} if plan.encrypted else {})
+        self.tiers = SharedTiers(self._options(), places, chunk_blocks=plan.chunk_blocks, seed=seed, ring=ring)
         self.tiers.on_loaded = self._is_its_own
         self.tiers.on_announced = self._lies_there_whole
 
