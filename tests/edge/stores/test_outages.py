@@ -209,12 +209,17 @@ def test_one_fetch_for_many_who_want_the_same() -> None:
     store.close()
 
 
-def test_whoever_waits_when_a_store_is_closed_is_told_so() -> None:
+def test_whoever_waits_when_a_store_is_closed_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a crew's queue nothing is run any more, and nobody is left to watch the time."""
     store = open_over(Remote())
-    for _ in range(16):  # something else that keeps every hand busy, as the search for what others wrote does
-        store._host.by_crew(0, lambda _: time.sleep(0.05))
+    may_end = threading.Event()
+    for _ in range(32):  # something else that keeps every hand busy, as the search for what others wrote does
+        store._host.by_crew(0, lambda _: may_end.wait(10) and time.sleep(0.05))
     kept = store.store_async(NAMESPACE, KEYS[0], SHAPE, [payload(0)])
+    crew = store._host._crews[0]
+    assert crew is not None
+    shut = crew.close
+    monkeypatch.setattr(crew, "close", lambda: (may_end.set(), shut()))
     store.close()
     assert isinstance(kept.exception(timeout=5), StoreUnavailable)
     with pytest.raises(StoreUnavailable, match="closed"):
