@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.stores.faults import run_cases
+from tests.conformance.stores.faults import EVERY_FAULT_IN_EVERY_SETUP, run_cases
 from tests.conformance.stores.matrix import STORES, Table, impossible_for, missing, printed
 from tests.conformance.stores.places import Directory, Memory, Peer, SharedMemory
 from tests.conformance.stores.service import Place, run_service_faults
@@ -94,24 +94,31 @@ def _mooncake(folder: Path) -> Iterator[ServedPlace]:
 
 
 Opened = Callable[[Path], "contextmanager[Place]"]
-CASES: dict[str, tuple[Opened, int]] = {  # type: ignore[type-arg]
-    "memory": (_memory, 4284),
-    "shared memory": (_shared, 1224),
-    "file": (_file, 1632),
-    "peer": (_peer, 1632),
-    "valkey": (_valkey, 1632),
-    "cluster": (_cluster, 612),
-    "s3": (_s3, 204),
-    "mooncake": (_mooncake, 204),
+ROUNDS: dict[str, tuple[Opened, int]] = {  # type: ignore[type-arg]
+    "memory": (_memory, 14),
+    "shared memory": (_shared, 4),
+    "file": (_file, 6),
+    "peer": (_peer, 6),
+    "valkey": (_valkey, 6),
+    "cluster": (_cluster, 2),
+    "s3": (_s3, 1),
+    "mooncake": (_mooncake, 1),
 }
 
 
 @pytest.mark.covers("SG-16", "S37", "S39", "CC-16", "CC-17")
 @pytest.mark.parametrize("name", STORES)
 def test_never_a_wrong_byte(name: str, tmp_path: Path) -> None:
-    open_place, cases = CASES[name]
+    _meet_every_fault(name, tmp_path)
+    if name in _cannot_run:
+        pytest.skip(_cannot_run[name])
+
+
+def _meet_every_fault(name: str, folder: Path) -> None:
+    open_place, rounds = ROUNDS[name]
+    cases = rounds * EVERY_FAULT_IN_EVERY_SETUP
     try:
-        with open_place(tmp_path / "store") as place:  # type: ignore[attr-defined]
+        with open_place(folder / "store") as place:  # type: ignore[attr-defined]
             store = place.open()
             done = run_cases(store, cases=cases, seed=cases)
             store.close()
@@ -119,13 +126,16 @@ def test_never_a_wrong_byte(name: str, tmp_path: Path) -> None:
             _table[name] = {**done, **run_service_faults(place, impossible_for(name))}
     except ServerUnavailable as reason:
         _cannot_run[name] = str(reason)
-        pytest.skip(str(reason))
 
 
-def test_no_cell_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
-    """After all of the above: every store met every fault, or the reason why it cannot is named."""
+def test_no_cell_is_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every store met every fault, or the reason why it cannot is named. Stores that the above has not been through in
+    this process, because this was asked for alone, meet them here."""
+    for name in STORES:
+        if name not in _table and name not in _cannot_run:
+            _meet_every_fault(name, tmp_path / name)
     with capsys.disabled():
         print(f"\n{printed(_table)}")
-    assert sum(cases for _, cases in CASES.values()) >= 10_000
+    assert sum(rounds for _, rounds in ROUNDS.values()) * EVERY_FAULT_IN_EVERY_SETUP >= 10_000
     ran = tuple(store for store in STORES if store not in _cannot_run)
     assert missing(_table, ran) == []

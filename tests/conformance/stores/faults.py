@@ -254,6 +254,9 @@ FAULTS: dict[Callable[[Case], None], frozenset[Outcome]] = {
 }
 
 
+EVERY_FAULT_IN_EVERY_SETUP = len(FAULTS) * len(SETUPS)
+
+
 def run_cases(store: Store, *, cases: int, seed: int) -> dict[str, Counter[str]]:
     """Generate and judge so many cases; returns the outcomes by fault."""
     chance = random.Random(seed)

@@ -12,12 +12,10 @@ from kvrelay.edge.stores.file import FileStore
 from kvrelay.edge.stores.memory import MemoryStore
 from kvrelay.edge.stores.peer import PeerStore
 from kvrelay.edge.stores.server import StoreServer
-from tests.conformance.stores.faults import FAULTS, SETUPS, run_cases
+from tests.conformance.stores.faults import EVERY_FAULT_IN_EVERY_SETUP, FAULTS, run_cases
 from tests.conformance.stores.matrix import IMPOSSIBLE, STORES, impossible_for, missing, printed
 from tests.conformance.stores.places import Directory, Memory, Peer, SharedMemory
 from tests.conformance.stores.service import Place, run_service_faults
-
-EVERY_FAULT_IN_EVERY_SETUP = len(FAULTS) * len(SETUPS)
 
 
 @pytest.mark.covers("SG-16", "S37", "CC-15", "CC-17")
