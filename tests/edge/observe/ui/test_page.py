@@ -162,6 +162,22 @@ async def test_what_clients_write_stays_text_and_sessions_are_listed(browser: Br
         assert watched.complaints == []
 
 
+async def test_the_name_of_a_worker_is_shown_whole(browser: Browser) -> None:
+    """Names that come from URLs differ in their last letters."""
+    name = "a-worker-with-a-long-name.example:18100"
+    async with busy() as gateway, opened(browser, gateway) as watched:
+        await live(watched)
+        hidden = await watched.page.evaluate(
+            """name => {
+                const where = document.querySelector(".flow .where");
+                where.textContent = name;
+                return [where.scrollWidth - where.clientWidth, where.scrollHeight - where.clientHeight];
+            }""",
+            name,
+        )
+        assert max(hidden) <= 1, f"so many pixels of it are out of sight: {hidden}"
+
+
 async def test_a_worker_that_is_lost_is_shown_spoken_and_explained(browser: Browser) -> None:
     worker = ScriptedWorker("b", stream)
     async with running(ScriptedWorker("a", stream), worker) as gateway, opened(browser, gateway) as watched:
