@@ -38,7 +38,7 @@ PACE = {"mock": 10.0, "vllm": 1.5}  # of the traffic, see traffic.py
 
 def main() -> int:
     options = _options()
-    pace = options.pace or PACE[options.engine]
+    pace = PACE[options.engine] if options.pace is None else options.pace
     lines: list[str] = []
     kept = True
     with mock(pace) if options.engine == "mock" else vllm() as fleet:
@@ -62,7 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workload", choices=tuple(WORKLOADS), action="append")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--pace", type=float, help="how many times as fast as in traffic.py (mock 10, vllm 1.5)")
+    parser.add_argument("--pace", type=float, help=f"how many times as fast as in traffic.py (unless given: {PACE})")
     parser.add_argument("--out", type=Path, help="a report in Markdown")
     return parser.parse_args()
 
@@ -80,10 +80,13 @@ async def _run(fleet: Fleet, plans: Sequence[Plan], policies: Sequence[str]) -> 
 
 
 def _head(options: argparse.Namespace) -> list[str]:
+    command = f"python -m bench.agents --engine {options.engine} --repeats {options.repeats} --seed {options.seed}"
+    if options.pace is not None:
+        command += f" --pace {options.pace:g}"
     return [
         "# Agents over two workers",
         "",
-        f"`python -m bench.agents --engine {options.engine} --repeats {options.repeats} --seed {options.seed}`",
+        f"`{command}`",
         "",
         "Workloads, isolation and gates are described in `bench/agents/`; the gates were written before the runs.",
         f"Results of {'a CPU' if options.engine == 'vllm' else 'mock workers'}: they show reuse and balance, and say "

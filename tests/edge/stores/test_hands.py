@@ -10,15 +10,14 @@ from kvrelay.core.tiers.outcome import Outcome
 from kvrelay.edge.stores.memory import MemoryStore
 from kvrelay.edge.stores.runtime import Threads
 from kvrelay.edge.stores.tiered import TieredStore
+from tests.edge.stores.test_outages import Remote
 from tests.edge.stores.test_tiered import KEYS, NAMESPACE, SHAPE
 
 JOB = Ping(1, 0, 1.0)
 
 
-class ThreadsOfReads(MemoryStore):
-    """Says which thread read; not in memory as far as the store knows, so that it has a crew."""
-
-    kind = "file"
+class ThreadsOfReads(Remote):
+    """Says which thread read."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -127,10 +127,14 @@ def check_payload(head: Head, payload: memoryview) -> Verdict:
 
 
 def _whole(head: Head, *parts: memoryview) -> Verdict:
-    checksum = xxhash.xxh3_128(parts[0])
-    for part in parts[1:]:
+    return HIT if _checksum(parts) == head.payload_xxh3_128 else Verdict(Outcome.CORRUPT, "payload")
+
+
+def _checksum(parts: Sequence[Buffer]) -> bytes:
+    checksum = xxhash.xxh3_128()
+    for part in parts:
         checksum.update(part)
-    return HIT if checksum.digest() == head.payload_xxh3_128 else Verdict(Outcome.CORRUPT, "payload")
+    return bytes(checksum.digest())
 
 
 def readable(head: Head, *, ring: KeyRing, allow_lossy: str | None) -> Verdict:
@@ -223,11 +227,8 @@ def _decrypt(
 def _build_head(encoded: bytes, packed: Sequence[Buffer], nonce: bytes) -> bytearray:
     if len(encoded) > HEAD_BYTES - _HEADER_AT:
         raise ValueError(f"the header takes {len(encoded)} bytes, there is room for {HEAD_BYTES - _HEADER_AT}")
-    checksum = xxhash.xxh3_128()
-    for part in packed:
-        checksum.update(part)
     head = bytearray(HEAD_BYTES)
-    _FIXED.pack_into(head, 0, MAGIC, FORMAT_VERSION, len(encoded), total_bytes(packed), checksum.digest(), nonce)
+    _FIXED.pack_into(head, 0, MAGIC, FORMAT_VERSION, len(encoded), total_bytes(packed), _checksum(packed), nonce)
     head[_HEADER_AT : _HEADER_AT + len(encoded)] = encoded
     head[_CHECKSUM_AT:_HEADER_AT] = _head_checksum(memoryview(head))
     return head

@@ -68,11 +68,11 @@ class Reader:
         """Fetch into the writer's destination, entered as late as the store allows. Raises nothing of its own.
 
         `keep`: a `transfer` of the same object is likely to follow, and need not read it again."""
-        until_s = time.monotonic() + deadline_s
         try:
             if self._store.bounded and self._codec == RAW and not keep:
                 into = writer.enter()
                 return (Outcome.SKIPPED, 0) if into is None else self._direct(wanted, into, deadline_s)
+            until_s = time.monotonic() + deadline_s
             data = self._store.read(wanted.name, deadline_s=deadline_s)
             if keep and data is not None:
                 self._keep(wanted.name, data)
