@@ -33,22 +33,22 @@ WORKLOADS: dict[str, tuple[Callable[[int, float], Plan], Judge, tuple[str, ...]]
     "hot-prefix": (traffic.hot_prefix, gates.hot_prefix, ("round_robin", "cache_load")),
     "burst": (traffic.burst, gates.burst, ("cache_load",)),
 }
-PACE = {"mock": 10.0, "vllm": 1.5}  # of the traffic, see traffic.py
+MOCK_PACE = 10.0
 
 
 def main() -> int:
     options = _options()
-    pace = PACE[options.engine] if options.pace is None else options.pace
     lines: list[str] = []
     kept = True
-    with mock(pace) if options.engine == "mock" else vllm() as fleet:
+    with mock(MOCK_PACE) if options.engine == "mock" else vllm() as fleet:
+        pace = options.pace or traffic.LOAD * fleet.prefill_tokens_per_s / 1_000
         for name in options.workload or list(WORKLOADS):
             make_plan, judge, policies = WORKLOADS[name]
             plans = [make_plan(options.seed + repeat, pace) for repeat in range(options.repeats)]
             results = asyncio.run(_run(fleet, plans, policies))
             verdicts = judge(results)
             kept &= all(gate.kept for gate in verdicts)
-            section = _section(name, plans, fleet, results, verdicts)
+            section = _section(name, plans, fleet, pace, results, verdicts)
             lines += section
             print("\n".join(section), flush=True)
     if options.out is not None:
@@ -62,7 +62,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workload", choices=tuple(WORKLOADS), action="append")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--pace", type=float, help=f"how many times as fast as in traffic.py (unless given: {PACE})")
+    parser.add_argument(
+        "--pace", type=float, help="of the traffic, see traffic.py; unless given, as the workers can bear"
+    )
     parser.add_argument("--out", type=Path, help="a report in Markdown")
     return parser.parse_args()
 
@@ -95,7 +97,7 @@ def _head(options: argparse.Namespace) -> list[str]:
 
 
 def _section(
-    name: str, plans: Sequence[Plan], fleet: Fleet, results: Sequence[Result], verdicts: Sequence[Gate]
+    name: str, plans: Sequence[Plan], fleet: Fleet, pace: float, results: Sequence[Result], verdicts: Sequence[Gate]
 ) -> list[str]:
     rows = [_row(result) for result in sorted(results, key=lambda result: (result.policy, result.repeat))]
     return [
@@ -104,7 +106,8 @@ def _section(
         "",
         f"Per repeat {plans[0].requests} requests in an order of their own; plans "
         f"{', '.join(plan.digest()[:12] for plan in plans)}. One endless cache would hit "
-        f"{max(result.ceiling_share for result in results):.1%}.",
+        f"{max(result.ceiling_share for result in results):.1%}. Each worker prefills "
+        f"{fleet.prefill_tokens_per_s:,.0f} tokens per second while both do; the pace is {pace:.2f}.",
         "",
         "| policy | repeat | hits | requests by worker | prefilled tokens by worker | max/mean | p50 TTFT ms "
         "| p95 TTFT ms | claims within a block |",

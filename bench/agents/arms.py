@@ -36,6 +36,7 @@ class Fleet(Struct, frozen=True):
     model: str
     block_size_tokens: int
     workers: dict[str, list[str]]  # by name
+    prefill_tokens_per_s: float  # of each, while all of them compute
 
 
 class Result(Struct, frozen=True):

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
+import statistics
 import tempfile
-from collections.abc import Iterator
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench.agents import traffic
 from bench.agents.arms import Fleet
 from kvrelay.edge.system.ports import spare_port
 from kvrelay.edge.worker.launch import MockFleet
@@ -15,11 +21,15 @@ from kvrelay.edge.worker.spec import MockSpec
 
 BLOCK_SIZE, BLOCKS = 32, 640
 PREFILL_TOKENS_PER_S, DECODE_MS = 1_000.0, 40.0
+# A step of vLLM's usual budget, 2,048 tokens, takes a GPU some 50 ms and a CPU core a second, in which nobody else gets
+# a token. This one takes a tenth of a second, so that steps are to prompts what they are on the machines that matter.
+STEP_TOKENS = 256
+PROBE_TOKENS, PROBES = 2_000, 3
 
 
 @contextmanager
 def mock(pace: float) -> Iterator[Fleet]:
-    """`pace` times as fast, so that a run is as much shorter."""
+    """`pace` times as fast as a CPU core, so that a run is as much shorter."""
     specs = [
         MockSpec(
             name=name,
@@ -40,7 +50,7 @@ def mock(pace: float) -> Iterator[Fleet]:
             ]
             for worker in fleet.workers
         }
-        yield Fleet("mock", specs[0].model, BLOCK_SIZE, lines)
+        yield Fleet("mock", specs[0].model, BLOCK_SIZE, lines, PREFILL_TOKENS_PER_S * pace)
 
 
 @contextmanager
@@ -50,12 +60,46 @@ def vllm() -> Iterator[Fleet]:
 
     from bench.rig.engines import pair, running
 
-    engine = installed("small")
+    engine = installed("wide")  # every token of its answers has a text, so that each first one shows
     with tempfile.TemporaryDirectory(prefix="agents-") as folder:
 
         def make(name: str, cpu: int) -> VllmWorker:
-            return VllmWorker(engine, name, port=spare_port(), cpu=cpu, folder=Path(folder), blocks=BLOCKS)
+            return VllmWorker(
+                engine,
+                name,
+                port=spare_port(),
+                cpu=cpu,
+                folder=Path(folder),
+                blocks=BLOCKS,
+                step_tokens=STEP_TOKENS,
+            )
 
         with running(pair(make)) as workers:
             lines = {worker.name: [f"url = {json.dumps(worker.url)}"] for worker in workers}
-            yield Fleet(f"CPU, vLLM {VERSION}, a Llama of 7 M random weights", MODEL_NAME, BLOCK_SIZE, lines)
+            label = f"CPU, vLLM {VERSION}, a Llama of 27 M random weights, {STEP_TOKENS} tokens per step"
+            rate = _measured_rate([worker.url for worker in workers], MODEL_NAME)
+            yield Fleet(label, MODEL_NAME, BLOCK_SIZE, lines, rate)
+
+
+def _measured_rate(urls: Sequence[str], model: str) -> float:
+    """Prefilled tokens per second and worker while all of them compute. The first prompt of each warms it up."""
+    chance = random.Random(0)
+    prompts = [[traffic.tokens(chance, PROBE_TOKENS).tolist() for _ in range(PROBES + 1)] for _ in urls]
+
+    def computed_in_s(url: str, own: list[list[int]]) -> float:
+        _complete(url, model, own[0])
+        began = time.monotonic()
+        for prompt in own[1:]:
+            _complete(url, model, prompt)
+        return time.monotonic() - began
+
+    with ThreadPoolExecutor(len(urls)) as threads:
+        seconds = list(threads.map(computed_in_s, urls, prompts))
+    return PROBE_TOKENS * PROBES / statistics.mean(seconds)
+
+
+def _complete(url: str, model: str, prompt: list[int]) -> None:
+    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 1}).encode()
+    request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as response:
+        response.read()

@@ -70,13 +70,23 @@ class VllmWorker:
     """One server process and its children, in a process group of its own; the same address over its lives."""
 
     def __init__(
-        self, engine: Engine, name: str, *, port: int, cpu: int, folder: Path, blocks: int | None = None
+        self,
+        engine: Engine,
+        name: str,
+        *,
+        port: int,
+        cpu: int,
+        folder: Path,
+        blocks: int | None = None,
+        step_tokens: int | None = None,
     ) -> None:
-        """`blocks`: KV blocks of a cache that is much smaller than what the machine would hold."""
+        """`blocks`: KV blocks of a cache that is much smaller than what the machine would hold. `step_tokens`: budget
+        of one step, if not the engine's own."""
         self.name = name
         self.events = f"ipc://{folder}/events-{name}"
         self.replay = f"ipc://{folder}/replay-{name}"
         self._blocks = blocks
+        self._step_tokens = step_tokens
         self.url = f"http://127.0.0.1:{port}"
         self._engine = engine
         self._port = port
@@ -110,6 +120,7 @@ class VllmWorker:
             *("--enforce-eager", "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(events)),
             *self.more_arguments(),
             *(() if self._blocks is None else ("--num-gpu-blocks-override", str(self._blocks))),
+            *(() if self._step_tokens is None else ("--max-num-batched-tokens", str(self._step_tokens))),
         ]
         log = (self._folder / f"{self.name}.log").open("ab")
         with log:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from kvrelay.cli import messages
+from kvrelay.edge.system.urls import is_loopback
 
 
 def check_endpoint(option: str, endpoint: str, *, insecure: bool) -> None:
@@ -15,13 +14,6 @@ def check_endpoint(option: str, endpoint: str, *, insecure: bool) -> None:
     if not endpoint.startswith("tcp://") or not host:
         legal = "`auto`, tcp://HOST:PORT or ipc://PATH"
         messages.fail(messages.bad_value(option, endpoint, legal, source="the command line"))
-    if not insecure and not _is_loopback(host):
+    if not insecure and not is_loopback(host):
         legal = "a loopback address such as tcp://127.0.0.1:5600; anything else needs `--insecure`"
         messages.fail(messages.bad_value(option, endpoint, legal, source="the command line"))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

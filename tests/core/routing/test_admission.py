@@ -72,20 +72,43 @@ def test_waiting_ends_after_its_time():
     assert queue.next_deadline() == 30.0 and queue.expired(29.9) == [] and queue.expired(30.0) == ["a", "b"]
 
 
+def test_a_request_waits_no_longer_than_is_of_use_to_it():
+    queue = queue_of(("a", "t", 0))
+    assert queue.join(1.0, "b", tenant="t", priority=0, own_wait_s=2.0) == Queued()
+    assert queue.join(1.0, "c", tenant="t", priority=0, own_wait_s=0.0) == Futile("queue_too_slow", 1.0)
+    queue.change(depth=10, wait_s=60.0)
+    assert queue.next_deadline() == 3.0 and queue.expired(3.0) == ["b"], "its own time is not the operator's"
+    queue.leave("b")
+    assert queue.next_deadline() == 60.0
+
+
+def test_an_id_that_comes_back_has_its_own_time():
+    queue = queue_of()
+    queue.join(0.0, "a", tenant="t", priority=0, own_wait_s=1.0)
+    queue.leave("a")
+    queue.join(0.5, "a", tenant="t", priority=0)
+    assert queue.expired(1.0) == [] and queue.next_deadline() == 30.5
+
+
 class NaiveQueue(RuleBasedStateMachine):
-    """A plain list in order of arrival, and the turns of tenants per priority."""
+    """A plain list in order of arrival, the turns of tenants per priority, and when each has waited long enough."""
 
     def __init__(self):
         super().__init__()
         self.queue = AdmissionQueue(depth=5, wait_s=10.0)
         self.model: list[tuple[str, str, int]] = []
+        self.until: dict[str, float] = {}
         self.number = 0
+        self.now = 0.0
 
-    @rule(tenant=st.sampled_from("abc"), priority=st.integers(0, 2))
-    def join(self, tenant, priority):
+    @rule(
+        tenant=st.sampled_from("abc"), priority=st.integers(0, 2), own_s=st.sampled_from((None, None, 0.5, 3.0, 40.0))
+    )
+    def join(self, tenant, priority, own_s):
         self.number += 1
         name = str(self.number)
-        outcome = self.queue.join(0.0, name, tenant=tenant, priority=priority)
+        outcome = self.queue.join(self.now, name, tenant=tenant, priority=priority, own_wait_s=own_s)
+        self.until[name] = self.now + min(10.0, own_s or 10.0)
         if len(self.model) >= 5:
             lowest = min(p for _, _, p in self.model)
             if lowest >= priority:
@@ -113,8 +136,20 @@ class NaiveQueue(RuleBasedStateMachine):
             self.queue.served(name)
             self.model = [entry for entry in self.model if entry[0] != name]
 
+    @rule(seconds=st.sampled_from((0.1, 1.0, 4.0)))
+    def time_passes(self, seconds):
+        self.now += seconds
+        over = {name for name, _, _ in self.model if self.until[name] <= self.now}
+        expired = self.queue.expired(self.now)
+        assert set(expired) == over and sorted(expired, key=self.until.__getitem__) == expired
+        for name in expired:
+            self.queue.leave(name)
+        self.model = [entry for entry in self.model if entry[0] not in over]
+
     @invariant()
     def agrees(self):
+        deadlines = [self.until[name] for name, _, _ in self.model]
+        assert self.queue.next_deadline() == min(deadlines, default=None)
         self.queue.check()
         assert sorted(self.queue.in_turn()) == sorted(name for name, _, _ in self.model)
 

@@ -18,16 +18,17 @@ from kvrelay.core.index.in_flight import InFlight
 from kvrelay.core.index.residency import Applied, Residency
 from kvrelay.core.index.sequence import Apply, AskReplay, Sequence
 from kvrelay.core.load.ledger import Ledger
-from kvrelay.core.model.events import ClientLeft, KvBatch
+from kvrelay.core.model.events import ClientLeft, KvBatch, RequestArrived
 from kvrelay.core.model.units import Fault
 from kvrelay.core.routing import fleet as fleet_module
 from kvrelay.core.routing import health
 from kvrelay.core.routing.admission import AdmissionQueue
-from kvrelay.core.routing.affinity import Affinity
+from kvrelay.core.routing.affinity import Affinity, Session
 from kvrelay.core.routing.epochs import Epochs
 from kvrelay.core.routing.fleet import FleetView
 from kvrelay.core.routing.health import Health
 from kvrelay.core.routing.keeper import Keeper
+from kvrelay.core.routing.live import Live
 from kvrelay.core.routing.retry import Retry
 from kvrelay.core.routing.router import Router
 
@@ -167,6 +168,14 @@ def _waits_for_ever(right: Any) -> Any:
     return lambda self, *, depth, wait_s: right(self, depth=depth, wait_s=1e9)
 
 
+def _without_deadline(right: Any) -> Any:
+    def init(self: Live, arrived: RequestArrived, arrived_at: float, session: Session | None) -> None:
+        right(self, arrived, arrived_at, session)
+        self.due_at = None
+
+    return init
+
+
 def _without_back_pressure(right: Any) -> Any:
     return right - {Fault.BACK_PRESSURE}
 
@@ -220,6 +229,7 @@ MUTANTS = (
     Mutant("a session's end is rounded another way than its timer", replacing(Affinity, "_expired", _rounds_otherwise)),
     Mutant("orphans have no bound", replacing(Residency, "__init__", _without_bound)),
     Mutant("who waits for a place waits without end", replacing(AdmissionQueue, "__init__", _waits_for_ever)),
+    Mutant("deadlines are forgotten", replacing(Live, "__init__", _without_deadline)),
     Mutant("timers are never asked for", replacing(Router, "_wake_by", always(()))),
     Mutant("a full worker is taken for a dead one", replacing(health, "_SAYS_NOTHING", _without_back_pressure)),
     Mutant("who was slow is never tried again", replacing(Ledger, "forget_old_rate", always(None)), "slow-network"),
@@ -263,7 +273,8 @@ FOUND_BY_SEED = {
     "a closed session goes on": 5,
     "a session's end is rounded another way than its timer": 7,
     "orphans have no bound": 109,
-    "who waits for a place waits without end": 41,
+    "who waits for a place waits without end": 42,
+    "deadlines are forgotten": 5,
     "timers are never asked for": 0,
     "a full worker is taken for a dead one": 5,
     "what is read from a store is not verified": 45,

@@ -36,7 +36,7 @@ from kvrelay.core.model.prompt import BlockKeys
 
 _HALF_LIFE_S = 300.0
 _RESCALE_S = 3_000.0
-_COMPUTED_AGAIN = 2.0  # times the tokens that are held here and not elsewhere: what scorers weigh those with
+COMPUTED_AGAIN = 2.0  # times the tokens that are held here and not elsewhere: they cost computing, and delay others
 _WAITED_FOR = 0.5  # times the prompt
 _MOST_ENDS = 20_000  # some 350 bytes each
 _ANSWER_BLOCKS = 256
@@ -164,10 +164,9 @@ class Growth:
         begun = [self._begun[slot] for slot in slots]
         if continues is not None and continues.slot in slots:
             begun[slots.index(continues.slot)] -= self._own(continues)
-        least, bound = min(begun), _WAITED_FOR * prompt_tokens - _COMPUTED_AGAIN * min(reachable)
+        least, bound = min(begun), _WAITED_FOR * prompt_tokens - COMPUTED_AGAIN * min(reachable)
         return [
-            min((own - least) * each, bound + _COMPUTED_AGAIN * held)
-            for own, held in zip(begun, reachable, strict=True)
+            min((own - least) * each, bound + COMPUTED_AGAIN * held) for own, held in zip(begun, reachable, strict=True)
         ]
 
     def expected_tokens_of_many(
@@ -183,7 +182,7 @@ class Growth:
                 expected[at] -= self._own(continues)
         expected -= expected[expected.argmin()]
         expected *= self._each(now)
-        bound = reachable * _COMPUTED_AGAIN
+        bound = reachable * COMPUTED_AGAIN
         bound += _WAITED_FOR * prompt_tokens - bound[bound.argmin()]
         np.minimum(expected, bound, out=expected)
         return expected

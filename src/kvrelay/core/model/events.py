@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from kvrelay.core.model.census import Census
 from kvrelay.core.model.ids import WorkerId
+from kvrelay.core.model.place import Place
 from kvrelay.core.model.prompt import Prompt, Tenant, TokenIds, Usage
 from kvrelay.core.model.siblings import Placement, SiblingLoad
 from kvrelay.core.model.units import Fault, Tier, Trigger
@@ -28,6 +29,7 @@ class WorkerSpec(Struct, frozen=True):
     ranks: int = 1  # data-parallel ranks that publish and can be addressed separately
     role: str = "both"  # both | prefill | decode
     max_active_requests: int | None = None
+    place: Place = Place()
     sends_events: bool = True
     has_agent: bool = False  # beside it, somebody keeps a snapshot of what it holds
     sends_usage: bool = True
@@ -209,6 +211,7 @@ class RequestArrived(Struct, frozen=True, eq=False):
     tenant: Tenant = Tenant()
     path: str = "/v1/completions"
     priority: int = 0
+    deadline_ms: float | None = None  # from now to the first token: later it is of no use to the client
     epoch: str = "0"  # that its salt carries, as `Router.epochs` said when it came
     draw: int = 0  # the host's chance for this request (uniform 64 bit); the router itself never draws
 

@@ -83,10 +83,15 @@ class FallbackReason(StrEnum):
     MIGRATED = "migrated"  # begun by one worker, continued by another
     RETRIED_ELSEWHERE = "retried_elsewhere"
     LAST_RESORT = "last_resort"  # nobody routable was left, so a suspended worker was tried
+    DEADLINE = "deadline"  # the first choice would probably have been too late for the request
     AFFINITY_BROKEN = "affinity_broken"
     OVERLOADED_HOLDER = "overloaded_holder"
     NOT_SCORED = "not_scored"
     INDEX_UNUSABLE = "index_unusable"
+
+
+DEADLINE_UNREACHABLE = "deadline_unreachable"
+"""Failure reason of a request for whose first token nobody would be, or was, in time."""
 
 
 class IndexState(StrEnum):

@@ -22,7 +22,7 @@ class Row(Struct, frozen=True):
 
     ready_tokens: float  # reusable at once: in the fastest tier, or being computed there now
     reachable_tokens: float  # the same and what lies in lower tiers
-    transfer_ms: float  # estimated, for loading what is reachable and not ready
+    transfer_ms: float  # estimated, for loading what is reachable and not ready, and for the way to the worker
     active: float  # requests, and so on as `ledger.KINDS`
     queued: float
     prefill_tokens: float
@@ -42,7 +42,7 @@ class Arrays(Struct, frozen=True, eq=False):
 
     ready_tokens: Floats  # reusable at once: in the fastest tier, or being computed there now
     reachable_tokens: Floats  # the same and what lies in lower tiers
-    transfer_ms: Floats | None  # estimated, for loading what is reachable and not ready; None: nothing is
+    transfer_ms: Floats | None  # estimated, as in `Row`; None: there is none
     load: Floats  # one row per kind, as `Ledger.table`, one column per candidate
     backlog_tokens: Floats | None  # prefill booked there and, by the learned rate, not computed yet; None: none is
     growth_tokens: Floats | None  # what the conversations that live there will still bring; None: nothing is known
@@ -132,12 +132,16 @@ class Policy(Protocol):
 
 
 def break_tie(positions: Ints, field: Field) -> int:
-    """Of equally good candidates the one with fewest requests, then least work placed lately, then by the draw."""
+    """Of equally good candidates the one with fewest requests, then the nearest, then the one with least work placed
+    lately, then by the draw."""
     assert field.arrays is not None
     load = field.arrays.load
     if len(positions) > 1:
         requests = load[ACTIVE].take(positions) + load[FOREIGN].take(positions)
         positions = positions[requests == requests[requests.argmin()]]
+    if len(positions) > 1 and field.arrays.transfer_ms is not None:
+        far = field.arrays.transfer_ms.take(positions)
+        positions = positions[far == far[far.argmin()]]
     if len(positions) > 1:
         recent = load[RECENT].take(positions)
         positions = positions[recent == recent[recent.argmin()]]
@@ -146,7 +150,7 @@ def break_tie(positions: Ints, field: Field) -> int:
 
 def break_tie_of_few(positions: Sequence[int], rows: Sequence[Row], draw: int) -> int:
     """The same over rows."""
-    burdens = [(rows[at].active + rows[at].foreign, rows[at].recent_tokens) for at in positions]
+    burdens = [(rows[at].active + rows[at].foreign, rows[at].transfer_ms, rows[at].recent_tokens) for at in positions]
     lightest = min(burdens)
     tied = [at for at, burden in zip(positions, burdens, strict=True) if burden == lightest]
     return tied[draw % len(tied)]

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvrelay.core.load.growth import COMPUTED_AGAIN
 from kvrelay.core.load.ledger import FOREIGN, GENERATING
 from kvrelay.core.model.arrays import Floats
 from kvrelay.core.policy.policy import Arrays, Row
 
 # Weighs even spreading against computing a shared prefix twice; found on random orders of arrival (decision 0011).
-_DISPLACED_SHARE = 1.0
+_DISPLACED_SHARE = COMPUTED_AGAIN - 1.0
 _TOLERANCE_SHARE, _TOLERANCE_MS = 0.05, 1.0
 
 

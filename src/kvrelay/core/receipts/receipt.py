@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from kvrelay.core.model.place import Hop
 from kvrelay.core.model.units import FallbackReason, Fault, IndexState, RouteReason, Status
 
 MAX_CANDIDATES = 8
@@ -25,6 +26,7 @@ class Candidate(Struct, frozen=True):
     load: Mapping[str, float]
     terms: Mapping[str, float]
     score: float | None  # null where the policy does not score
+    hop: Hop = Hop.UNKNOWN  # how far it was from the gateway
 
 
 class Attempt(Struct, frozen=True):
@@ -103,6 +105,8 @@ class Receipt(Struct, frozen=True, kw_only=True):
     gate_loss_tokens: GateLoss | None = None
     arrived_ms: float | None = None  # host's monotonic clock
     router_queue_ms: float | None = None  # wait for a free place before routing; null when it was never routed
+    deadline_ms: float | None = None  # for the first token, as the client asked
+    over_deadline_ms: Mapping[str, float] = field(default_factory=dict)  # passed over for it: the time expected there
     ttft_ms: float | None = None
     itl_ms: tuple[float, ...] = ()
     e2e_ms: float | None = None

@@ -4,12 +4,13 @@ Order: higher priority first; within a priority the tenants take turns, so that 
 another's single request; within a tenant first come, first served. When the queue is full, a request of higher priority
 takes the place of the newest of the lowest one. The expected wait is the number of requests ahead times the mean time
 between two places becoming free; who would wait longer than allowed is told so at once, with the time after which
-trying again makes sense.
+trying again makes sense. A request with a deadline of its own is allowed no more than that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ class Waiting(Struct, frozen=True):
     tenant: str
     priority: int
     deadline: float
+    is_own: bool  # its own, and not that of all who came when it came
 
 
 class Queued(Struct, frozen=True):
@@ -51,6 +53,7 @@ class AdmissionQueue:
         ] = {}  # priority -> tenant (next in turn first) -> requests
         self.by_id: dict[str, Waiting] = {}
         """Who waits; to be looked at."""
+        self._deadlines: list[tuple[float, str]] = []  # a heap; of those who have left, until they come to its top
         self._freed_at: float | None = None
         self._between_s: float | None = None
 
@@ -67,15 +70,21 @@ class AdmissionQueue:
     def change(self, *, depth: int, wait_s: float) -> None:
         """New bounds. Who waits stays, even if more do than may from now on, and waits as long as the others."""
         for waiting in tuple(self.by_id.values()):
-            waits = replace(waiting, deadline=waiting.deadline - self._wait_s + wait_s)
-            self.by_id[waiting.request_id] = waits
-            self._lanes[waiting.priority][waiting.tenant][waiting.request_id] = waits
+            if not waiting.is_own:
+                waits = replace(waiting, deadline=waiting.deadline - self._wait_s + wait_s)
+                self.by_id[waiting.request_id] = waits
+                self._lanes[waiting.priority][waiting.tenant][waiting.request_id] = waits
         self._depth, self._wait_s = depth, wait_s
+        self._deadlines = [(waiting.deadline, request_id) for request_id, waiting in self.by_id.items()]
+        heapify(self._deadlines)
 
-    def join(self, now: float, request_id: str, *, tenant: str, priority: int) -> Queued | Futile:
-        """Take the request in, or say why not and when to come back."""
+    def join(
+        self, now: float, request_id: str, *, tenant: str, priority: int, own_wait_s: float | None = None
+    ) -> Queued | Futile:
+        """Take the request in, or say why not and when to come back. `own_wait_s`: more is of no use to it."""
+        wait_s = self._wait_s if own_wait_s is None else min(self._wait_s, own_wait_s)
         ahead = sum(1 for waiting in self.by_id.values() if waiting.priority >= priority)
-        if self._between_s is not None and ahead * self._between_s > self._wait_s:
+        if wait_s <= 0 or (self._between_s is not None and ahead * self._between_s > wait_s):
             return Futile("queue_too_slow", self._hint_s(ahead))
         displaced = None
         if len(self.by_id) >= self._depth:
@@ -83,7 +92,9 @@ class AdmissionQueue:
             if displaced is None:
                 return Futile("queue_full", self._hint_s(ahead))
             self.leave(displaced)
-        waiting = self.by_id[request_id] = Waiting(request_id, tenant, priority, now + self._wait_s)
+        waiting = Waiting(request_id, tenant, priority, now + wait_s, wait_s < self._wait_s)
+        self.by_id[request_id] = waiting
+        heappush(self._deadlines, (waiting.deadline, request_id))
         self._lanes.setdefault(priority, {}).setdefault(tenant, {})[request_id] = waiting
         return Queued(displaced)
 
@@ -122,16 +133,21 @@ class AdmissionQueue:
                         yield request_id
 
     def expired(self, now: float) -> list[str]:
-        """Who waited as long as is allowed. All wait equally long at most, so they are the oldest."""
+        """Who waited as long as is allowed and is to leave now, the one whose time ended first before the others."""
         due = []
-        for request_id, waiting in self.by_id.items():
-            if waiting.deadline > now:
-                break
-            due.append(request_id)
+        while (at := self.next_deadline()) is not None and at <= now:
+            due.append(heappop(self._deadlines)[1])
         return due
 
     def next_deadline(self) -> float | None:
-        return next(iter(self.by_id.values())).deadline if self.by_id else None
+        while self._deadlines and not self._stands(*self._deadlines[0]):
+            heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def _stands(self, deadline: float, request_id: str) -> bool:
+        """Also an id that came back has a deadline of its own."""
+        waiting = self.by_id.get(request_id)
+        return waiting is not None and waiting.deadline == deadline
 
     def place_freed(self, now: float) -> None:
         """A request ended somewhere; the pace at which this happens is what waiting times are foretold from.
@@ -165,3 +181,5 @@ class AdmissionQueue:
         assert sorted(in_lanes) == sorted(self.by_id)
         assert all(requests for tenants in self._lanes.values() for requests in tenants.values())
         assert sorted(self.in_turn()) == sorted(self.by_id)
+        standing = {request_id for at, request_id in self._deadlines if self._stands(at, request_id)}
+        assert standing == set(self.by_id), "somebody waits without end"

@@ -88,6 +88,8 @@ def assemble(
         remote_path_ms=usage.remote_path_ms or {},
         gate_loss_tokens=_gate_loss(decision, matched, actual),
         arrived_ms=round(live.arrived_at * 1000, 3),
+        deadline_ms=arrived.deadline_ms,
+        over_deadline_ms=live.over_deadline_ms,
         ttft_ms=None if live.first_token_at is None else round((live.first_token_at - live.arrived_at) * 1000, 3),
         itl_ms=itl_ms,
         e2e_ms=round((now - live.arrived_at) * 1000, 3),
@@ -198,6 +200,7 @@ def _described(decision: Decision, shown: Iterable[int]) -> tuple[Candidate, ...
                 _chosen_load(decision) if at == chosen_at else _NOTHING if row is None else _load(row),
                 _NOTHING if terms_of is None or row is None else terms_of(row),
                 None if scores is None else float(scores[at]),
+                target.hop,
             )
         )
     return tuple(candidates)
@@ -260,6 +263,8 @@ def _fallback(live: Live, reason: RouteReason, migrations: int) -> FallbackReaso
         return FallbackReason.RETRIED_ELSEWHERE
     if live.current is not None and live.current.last_resort:
         return FallbackReason.LAST_RESORT
+    if live.current is not None and live.over_deadline_ms:
+        return FallbackReason.DEADLINE
     return _FALLBACK_OF_REASON.get(reason)
 
 

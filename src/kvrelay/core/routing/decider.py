@@ -14,6 +14,7 @@ from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.events import RequestArrived
 from kvrelay.core.model.ids import TargetId
 from kvrelay.core.model.units import RouteReason
+from kvrelay.core.policy.first_token import first_token_ms, first_token_ms_of_many
 from kvrelay.core.policy.policy import NOT_BOUND, Arrays, Bound, Field, Policy, Row
 from kvrelay.core.routing.affinity import Session
 from kvrelay.core.routing.fleet import FleetView
@@ -61,6 +62,16 @@ class Decider:
             load_version=self._ledger.version,
             targets=self._fleet.targets,
         )
+
+    def first_token_ms(self, now: float, arrived: RequestArrived, decision: Decision) -> list[float]:
+        """When the first token is to be expected at each candidate of the decision; parallel to its slots."""
+        field, matches = decision.field, decision.matches
+        if field.rows is not None or (field.arrays is None and len(self._fleet.targets) <= FEW_SLOTS):
+            rows = field.rows or self._rows(now, arrived, field.slots.tolist(), matches, decision.continues)
+            return [first_token_ms(row) for row in rows]
+        arrays = field.arrays or self._arrays(now, arrived, field.slots, matches, decision.continues)
+        expected: list[float] = first_token_ms_of_many(arrays).tolist()
+        return expected
 
     def _match(self, arrived: RequestArrived) -> Matches | None:
         if not arrived.prompt.keys:
@@ -120,7 +131,7 @@ class Decider:
             growth = ledger.growth.expected_tokens(
                 now, slots, continues, reachable=[few.reachable[slot] for slot in slots], prompt_tokens=prompt_tokens
             )
-        rows = []
+        rows, hop_ms = [], self._fleet.hop_ms
         for slot, growth_tokens, tokens_per_s in zip(slots, growth, rates.of_each(slots), strict=True):
             load = ledger.slots[slot]
             active, queued, backlog, decode_blocks, foreign = load.kinds()
@@ -128,7 +139,7 @@ class Decider:
                 Row(
                     few.ready[slot],
                     few.reachable[slot],
-                    _transfer_ms_of(few, slot) if few.lower else 0.0,
+                    hop_ms[slot] + _loading_ms_of(few, slot) if few.lower else hop_ms[slot],
                     active,
                     queued,
                     backlog,
@@ -158,7 +169,7 @@ class Decider:
         return Arrays(
             ready_tokens=ready,
             reachable_tokens=reachable,
-            transfer_ms=None if lower is None else _transfer_ms(lower, slots),
+            transfer_ms=self._transfer_ms(lower, slots),
             load=load,
             backlog_tokens=remaining_tokens(load[PREFILL], rates, now - _own(ledger.rates.working_since(), slots))
             if ledger.prefilling_requests or ledger.siblings.prefilling_requests
@@ -173,6 +184,13 @@ class Decider:
             prompt_tokens=prompt_tokens,
             block_size_tokens=self._fleet.block_sizes[0] if self._fleet.block_sizes else 1,
         )
+
+    def _transfer_ms(self, lower: ArrayMatches | None, slots: Ints) -> Floats | None:
+        hop_ms = self._fleet.hop_ms_of_many
+        if lower is None:
+            return None if hop_ms is None else _own(hop_ms, slots)
+        loading_ms = _loading_ms(lower, slots)
+        return loading_ms if hop_ms is None else loading_ms + _own(hop_ms, slots)
 
     def _index_usable(self, slots: Ints) -> bool:
         return any(self._fleet.at(slot).index_broken is None for slot in slots)  # the first is enough
@@ -224,11 +242,11 @@ def _own(array: Floats, slots: Ints) -> Floats:
     return picked
 
 
-def _transfer_ms_of(few: FewMatches, slot: int) -> float:
+def _loading_ms_of(few: FewMatches, slot: int) -> float:
     return sum(tokens[slot] * TRANSFER_MS_PER_TOKEN[tier] for tier, tokens in few.lower.items())
 
 
-def _transfer_ms(matches: ArrayMatches, slots: Ints) -> Floats:
+def _loading_ms(matches: ArrayMatches, slots: Ints) -> Floats:
     ms = np.zeros(len(slots))
     for tier, tokens in matches.lower.items():
         ms += tokens.take(slots) * TRANSFER_MS_PER_TOKEN[tier]

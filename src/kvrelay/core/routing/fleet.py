@@ -17,9 +17,10 @@ from kvrelay.core.index.approximate import Approximate
 from kvrelay.core.index.drift import Drift
 from kvrelay.core.index.sequence import Sequence
 from kvrelay.core.load.ledger import Ledger
-from kvrelay.core.model.arrays import Ints
+from kvrelay.core.model.arrays import Floats, Ints
 from kvrelay.core.model.events import WorkerSpec
 from kvrelay.core.model.ids import TargetId, WorkerId
+from kvrelay.core.model.place import Hop, HopCosts, Place, hop_between
 from kvrelay.core.model.units import IndexState
 from kvrelay.core.routing.capacity import Capacity
 from kvrelay.core.routing.health import Health, Standing
@@ -35,6 +36,7 @@ class Target:
         "block_size_tokens",
         "catching_up",
         "drift",
+        "hop",
         "id",
         "index_broken",
         "sequence",
@@ -46,6 +48,7 @@ class Target:
         self.id = target_id
         self.slot = slot
         self.block_size_tokens = block_size_tokens  # 0: unknown
+        self.hop = Hop.UNKNOWN
         self.sequence: Sequence | None = None  # workers with events
         self.drift: Drift | None = None  # the same ones
         self.approximate: Approximate | None = None  # workers without
@@ -102,8 +105,14 @@ _NOBODY: Ints = np.zeros(0, dtype=np.int64)
 class FleetView:
     """Registry of live workers by name and of their targets by slot."""
 
-    def __init__(self, *, capacity: Capacity) -> None:
+    def __init__(self, *, capacity: Capacity, place: Place = Place(), hops: HopCosts = HopCosts()) -> None:
         self.capacity = capacity
+        self._place = place
+        self._hops = hops
+        self.hop_ms: list[float] = []
+        """What the way there costs, by slot."""
+        self.hop_ms_of_many: Floats | None = None
+        """The same as an array; None: nothing for anybody."""
         self.workers: dict[str, Worker] = {}
         self.targets: list[Target | None] = []
         self.drained: dict[str, None] = {}  # an operator's wish, by name: it is older and lives longer than a process
@@ -119,6 +128,7 @@ class FleetView:
     def add(self, worker: Worker) -> None:
         self.workers[worker.id.name] = worker
         for target in worker.targets:
+            target.hop = hop_between(self._place, worker.spec.place)
             self._seat(target.slot, target)
         self._list_adapters()
         self.changed()
@@ -136,6 +146,14 @@ class FleetView:
     def _list_adapters(self) -> None:
         self._adapters = frozenset(name for worker in self.workers.values() for name in worker.spec.adapters)
 
+    def move(self, place: Place, hops: HopCosts) -> None:
+        """The operator says anew where we are, or what a way costs."""
+        self._place, self._hops = place, hops
+        for worker in self.workers.values():
+            for target in worker.targets:
+                target.hop = hop_between(place, worker.spec.place)
+                self._seat(target.slot, target)
+
     def resized(self, target: Target, block_size_tokens: int) -> None:
         """The worker's events showed its real block size."""
         target.block_size_tokens = block_size_tokens
@@ -148,6 +166,9 @@ class FleetView:
         self.targets[slot] = target
         self.block_size_of_slot = np.append(self.block_size_of_slot, np.zeros(more, dtype=np.int64))
         self.block_size_of_slot[slot] = target.block_size_tokens if target is not None else 0
+        self.hop_ms += [0.0] * more
+        self.hop_ms[slot] = 0.0 if target is None else self._hops.of(target.hop)
+        self.hop_ms_of_many = np.array(self.hop_ms) if any(self.hop_ms) else None
         self.block_sizes = tuple(int(size) for size in np.unique(self.block_size_of_slot) if size)
 
     def changed(self) -> None:

@@ -63,10 +63,12 @@ class Live:
         "attempts",
         "current",
         "decision_us",
+        "due_at",
         "first_token_at",
         "generated_tokens",
         "not_migrated_because",
         "not_retried_because",
+        "over_deadline_ms",
         "session",
         "waited_s",
     )
@@ -80,6 +82,10 @@ class Live:
         """The last one of them."""
         self.decision_us: float | None = None
         self.first_token_at: float | None = None
+        self.due_at = None if arrived.deadline_ms is None else arrived_at + arrived.deadline_ms / 1000.0
+        """When its first token is of no use any more."""
+        self.over_deadline_ms: dict[str, float] = {}
+        """Workers that were passed over as too slow for that, with the time until the first token expected there."""
         self.waited_s = 0.0  # in the admission queue
         self.generated_tokens = 0  # of the answer, before the current attempt
         self.not_migrated_because: str | None = None

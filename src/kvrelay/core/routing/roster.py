@@ -60,10 +60,11 @@ class Roster:
         self._live = live  # the router's own, read only
 
     def change(self, settings: RouterSettings) -> None:
-        """The operator decided anew how soon a worker is down and up."""
+        """The operator decided anew how soon a worker is down and up, and how far away workers are."""
         self._settings = settings
         for worker in self._fleet.workers.values():
             worker.health.change(failures_to_down=settings.health_failures, successes_to_up=settings.health_successes)
+        self._fleet.move(settings.place, settings.hops)
 
     def joined(self, now: float, event: WorkerJoined) -> Effects:
         """A life of a worker begins; whoever had its name before is gone."""

@@ -69,10 +69,11 @@ from kvrelay.core.model.events import (
 from kvrelay.core.model.ids import SessionKey, TargetId
 from kvrelay.core.model.prompt import BlockKeys, Prompt, Usage
 from kvrelay.core.model.siblings import Placement, SiblingLoad
-from kvrelay.core.model.units import Fault, RouteReason, Status
+from kvrelay.core.model.units import DEADLINE_UNREACHABLE, Fault, RouteReason, Status
 from kvrelay.core.policy.cache_load import CacheLoad
 from kvrelay.core.policy.policy import Policy
 from kvrelay.core.policy.registry import make_policy
+from kvrelay.core.receipts.receipt import MAX_CANDIDATES
 from kvrelay.core.routing import migration
 from kvrelay.core.routing.admission import AdmissionQueue, Futile
 from kvrelay.core.routing.affinity import Affinity, Session
@@ -105,7 +106,7 @@ class Router:
         self.epochs = Epochs(epochs)
         self._scorer = settings.scorer
         self.policy = self._make_policy(settings.policy, settings.scorer)
-        self._fleet = FleetView(capacity=settings.capacity)
+        self._fleet = FleetView(capacity=settings.capacity, place=settings.place, hops=settings.hops)
         self._keeper = Keeper(settings, self._fleet)
         self._ledger = Ledger(initial_prefill_tokens_per_s=settings.initial_prefill_tokens_per_s)
         self._affinity = Affinity(ttl_s=settings.affinity_ttl_s, max_sessions=settings.max_sessions)
@@ -302,7 +303,13 @@ class Router:
     def _let_wait(self, now: float, live: Live) -> Effects:
         """Everybody is busy: the request waits for a place, or is told at once that waiting is futile."""
         arrived = live.arrived
-        outcome = self._waiting.join(now, arrived.request_id, tenant=arrived.tenant.name, priority=arrived.priority)
+        outcome = self._waiting.join(
+            now,
+            arrived.request_id,
+            tenant=arrived.tenant.name,
+            priority=arrived.priority,
+            own_wait_s=None if live.due_at is None else live.due_at - now,
+        )
         if isinstance(outcome, Futile):
             return self._refuse(now, live, outcome.reason, retry_after_s=outcome.retry_after_s)
         displaced: Effects = ()
@@ -336,6 +343,11 @@ class Router:
         """Decide among the candidates and book the outcome."""
         arrived = live.arrived
         decision = self._decider.decide(now, self.policy, arrived, found.slots, live.session)
+        if live.due_at is not None and not continues:
+            decided = self._in_time(now, live, live.due_at, decision)
+            if not isinstance(decided, Decision):
+                return self._refuse(now, live, DEADLINE_UNREACHABLE, retry_after_s=decided)
+            decision = decided
         if self._may_not_move(decision) and not continues:
             return self._refuse(now, live, "affinity_hard_unavailable")
         attempted = Attempted(len(live.attempts) + 1, decision, now, found.last_resort, continues)
@@ -361,6 +373,22 @@ class Router:
         )
         effects: Effects = (dispatch, *self._wake_by(self._speculative.get(arrived.request_id)))
         return effects + self._siblings.share(now, live.session) if self.settings.has_siblings else effects
+
+    def _in_time(self, now: float, live: Live, due_at: float, decision: Decision) -> Decision | float:
+        """The decision, or if its worker would be late for the request's deadline, another one among those who would
+        not; where all would be, how long until somebody might have been in time."""
+        left_ms = (due_at - now) * 1000.0
+        expected_ms = self._decider.first_token_ms(now, live.arrived, decision)
+        if expected_ms[decision.at] <= left_ms:
+            return decision
+        slots = decision.field.slots
+        late = sorted((ms, slot) for ms, slot in zip(expected_ms, slots.tolist(), strict=True) if ms > left_ms)
+        for ms, slot in late[:MAX_CANDIDATES]:
+            live.over_deadline_ms.setdefault(self._fleet.at(slot).id.worker.name, round(ms, 3))
+        in_time = slots[[ms <= left_ms for ms in expected_ms]]
+        if not len(in_time):
+            return max((min(expected_ms) - left_ms) / 1000.0, _RETRY_HINT_S)
+        return self._decider.decide(now, self.policy, live.arrived, in_time, live.session)
 
     def _may_not_move(self, decision: Decision) -> bool:
         """Under hard affinity a session leaves its worker only if that one is gone for good."""
@@ -721,8 +749,10 @@ class Router:
             self._keeper.in_flight.discard(request_id)
         given_up: Effects = ()
         for request_id in self._waiting.expired(now):
-            hint_s = self._waiting.retry_after_s()
-            given_up += self._refuse(now, self._live[request_id], "queue_wait_over", retry_after_s=hint_s)
+            live, hint_s = self._live[request_id], self._waiting.retry_after_s()
+            own = live.due_at is not None and live.due_at <= now
+            reason = DEADLINE_UNREACHABLE if own else "queue_wait_over"
+            given_up += self._refuse(now, live, reason, retry_after_s=hint_s)
         return given_up + self._keeper.catch_up(now) + self._keeper.give_up_on_answers(now) + self._wake(now)
 
     def _wake(self, now: float) -> Effects:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from kvrelay.core.index.drift import DriftBounds
+from kvrelay.core.model.place import HopCosts, Place
 from kvrelay.core.routing.capacity import Capacity
 
 
@@ -41,6 +42,8 @@ class RouterSettings(Struct, frozen=True, kw_only=True):
     retry_attempts: int = 3  # attempts per request, the first included
     retry_budget_ratio: float = 0.2  # retries per first attempt over the fleet, beyond a small fixed allowance
     migrate: bool = False  # continue broken streams on another worker
+    place: Place = Place()  # where this gateway is
+    hops: HopCosts = HopCosts()  # what the way to workers elsewhere costs
     capacity: Capacity = Capacity()  # what fills a worker that has a limit
     queue_depth: int = 0  # requests that may wait for a free place; 0: none waits
     queue_wait_s: float = 30.0

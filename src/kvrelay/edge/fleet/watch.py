@@ -41,6 +41,7 @@ from kvrelay.edge.fleet.silence import EventSilence
 from kvrelay.edge.fleet.surroundings import Surroundings
 from kvrelay.edge.fleet.view import Access, Upstream, WorkerView
 from kvrelay.edge.system.config import WorkerConfig
+from kvrelay.edge.system.places import place_of_worker
 
 JITTER = 0.2  # of the interval, so that many workers are not probed in step
 IDENTITY_TIMEOUT_S = 1.0
@@ -387,6 +388,7 @@ def _as_configured(description: Description, config: WorkerConfig) -> Descriptio
         models=(config.model,) if config.model else description.spec.models,
         role=config.role,
         max_active_requests=config.max_active_requests or None,
+        place=place_of_worker(config),
         block_size_tokens=config.block_size or description.spec.block_size_tokens,
         sends_events=bool(sources),
         has_agent=bool(config.agent),

@@ -92,6 +92,9 @@ class DataPort:
             body = error_body(message, "authentication_error", 401)
             exchange.respond(401, (JSON, challenge), body)
             return
+        if head.complaint is not None:
+            exchange.respond(400, (JSON,), error_body(head.complaint, "invalid_request_error", 400))
+            return
         if (tenant.salt is not None or self._around.host.router.epochs.begun) and head.encoded_body:
             # it would pass without the salt, and its prefix would meet those of others, or of a past epoch
             message = "this gateway must read the body, so it cannot be compressed (Content-Encoding)"

@@ -17,7 +17,8 @@ from kvrelay.edge.system.urls import host_and_port
 
 _CREDENTIALS = frozenset((b"authorization", b"x-api-key"))
 # Made anew for the worker, or meant for us alone.
-_NOT_FORWARDED = HOP_BY_HOP | _CREDENTIALS | {b"host", b"content-length", b"expect", b"x-kvrelay-priority"}
+_FOR_US = frozenset((b"x-kvrelay-priority", b"x-kvrelay-deadline-ms"))
+_NOT_FORWARDED = HOP_BY_HOP | _CREDENTIALS | _FOR_US | {b"host", b"content-length", b"expect"}
 _DIGESTS = frozenset((b"content-digest", b"repr-digest", b"digest", b"content-md5", b"signature"))
 _HARMLESS_CONNECTION = frozenset((b"keep-alive", b"close", b""))
 _OURS = frozenset(
@@ -31,6 +32,7 @@ _OURS = frozenset(
 )
 _NOT_PASSED = HOP_BY_HOP | _OURS
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}\Z")
+_POSITIVE = re.compile(rb" *[0-9]{1,9}(?:\.[0-9]{1,6})? *\Z")
 _SESSION_ID = re.compile(rb"[\x21-\x7e]{1,256}\Z")
 SECOND_SESSION_HEADER = b"x-dynamo-session-id"
 
@@ -45,6 +47,8 @@ class RequestHead(Struct):
     names_itself: bool = False  # has an id of its own, though not one that we could use as ours
     session_id: str | None = None
     priority: int = 0
+    deadline_ms: float | None = None
+    complaint: str | None = None  # what the client must mend
     encoded_body: bool = False  # compressed: no member of it can be read
     sealed_body: bool = False  # a digest of it is in the head: it must arrive as it was sent
     takes_trailers: bool = False  # says that it wants those of the answer
@@ -64,6 +68,11 @@ def read_head(headers: Sequence[Header], session_header: bytes) -> RequestHead:
                 head.api_key = value
             elif lowered == b"x-kvrelay-priority":
                 head.priority = _priority(value)
+            elif lowered == b"x-kvrelay-deadline-ms":
+                head.deadline_ms = _milliseconds(value)
+                if head.deadline_ms is None:
+                    shown = value[:40].decode("latin-1")
+                    head.complaint = f"x-kvrelay-deadline-ms must be milliseconds above 0, such as 1500; got `{shown}`"
             elif lowered == b"te":
                 head.takes_trailers = _accepts_trailers(value)
             elif lowered == b"connection" and value.strip().lower() not in _HARMLESS_CONNECTION:
@@ -221,6 +230,10 @@ def _priority(value: bytes) -> int:
         return max(-1000, min(1000, int(value)))
     except ValueError:
         return 0
+
+
+def _milliseconds(value: bytes) -> float | None:
+    return float(value) if _POSITIVE.match(value) and float(value) > 0 else None
 
 
 def _word(pattern: re.Pattern[bytes], value: bytes) -> str | None:

@@ -111,6 +111,7 @@ class ClientRequest:
         "_epoch",
         "_exchange",
         "_filter",
+        "_first_token_by_s",
         "_followed",
         "_follower",
         "_gave_up",
@@ -148,7 +149,9 @@ class ClientRequest:
     def __init__(
         self, around: Surroundings, exchange: Exchange, head: RequestHead, request_id: str, tenant: Tenant
     ) -> None:
-        self.deadline_s = around.host.clock() + around.total_s
+        now_s = around.host.clock()
+        self.deadline_s = now_s + around.total_s
+        self._first_token_by_s = None if head.deadline_ms is None else now_s + head.deadline_ms / 1000
         self._around = around
         self._exchange = exchange
         self._head = head
@@ -276,10 +279,17 @@ class ClientRequest:
                 tenant=self._tenant,
                 path=self._exchange.path,
                 priority=self._head.priority,
+                deadline_ms=self._deadline_ms(),
                 epoch=self._epoch,
                 draw=self._around.draw(),
             )
         )
+
+    def _deadline_ms(self) -> float | None:
+        """What is left of the client's time for a first token: tokenizing, or a slow upload, may have taken some."""
+        if self._first_token_by_s is None:
+            return None
+        return float(round((self._first_token_by_s - self._around.host.clock()) * 1000))
 
     # --- what the router asks for ------------------------------------------------------------------------------------
 

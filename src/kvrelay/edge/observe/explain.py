@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from kvrelay.core.model.place import Hop
 from kvrelay.core.model.units import RouteReason
 from kvrelay.core.receipts.receipt import Attempt, Candidate, Receipt
 from kvrelay.core.receipts.reconcile import stale_index_tokens
@@ -28,6 +29,9 @@ def explain(receipt: Receipt) -> str:
     return "\n".join(printable(line) for part in parts for line in part)
 
 
+_HOPS = {Hop.RACK: "; in this rack", Hop.ZONE: "; in this zone", Hop.BEYOND: "; in another zone"}
+
+
 def printable(text: str) -> str:
     """One line that cannot steer a terminal: ids and names in receipts come from clients."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -44,6 +48,9 @@ def terms_add_up(candidate: Candidate) -> bool:
 def _headline(receipt: Receipt) -> Iterable[str]:
     session = f"session {receipt.session_id}" if receipt.session_id else "no session"
     yield f"Request {receipt.request_id} ({session}, tenant {receipt.tenant}) for {receipt.path}: {_outcome(receipt)}."
+    if receipt.over_deadline_ms:
+        late = ", ".join(f"{name} {ms:,.0f} ms" for name, ms in receipt.over_deadline_ms.items())
+        yield f"  Too late for its deadline of {receipt.deadline_ms:,.0f} ms, by the first token expected: {late}."
     why = REASONS[receipt.route_reason]
     if receipt.chosen_worker is None:
         yield f"  It went to no worker: {why} ({receipt.route_reason})."
@@ -123,7 +130,7 @@ def _candidates(receipt: Receipt) -> Iterable[str]:
             receipt.rank,
         )
         yield f"    {'->' if chosen else '  '} {candidate.worker}{_rank(candidate.rank)}{_arithmetic(candidate)}"
-        yield f"         {_matched(candidate, receipt)}; {_load(candidate.load)}"
+        yield f"         {_matched(candidate, receipt)}; {_load(candidate.load)}{_HOPS.get(candidate.hop, '')}"
     yield from _legend(receipt.candidates)
 
 

@@ -230,6 +230,13 @@ _ALL = (
         Row.LOAD,
     ),
     _counter(
+        "kvrelay_deadlines_total",
+        "requests",
+        "Requests with a deadline for their first token, by what came of it.",
+        Row.LOAD,
+        ("outcome",),
+    ),
+    _counter(
         "kvrelay_unscored_total",
         "requests",
         "Requests routed without matching their prompt.",

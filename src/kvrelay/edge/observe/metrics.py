@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kvrelay.core.model.effects import Report
-from kvrelay.core.model.units import FallbackReason, RouteReason
+from kvrelay.core.model.units import DEADLINE_UNREACHABLE, FallbackReason, RouteReason
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.core.receipts.tasks import TaskLedger
 from kvrelay.core.routing.status import RouterStatus
@@ -50,6 +50,7 @@ COUNTED_PATHS = frozenset(
 OTHER_PATH = "other"
 GATES = ("prefix", "route", "residency", "transfer")
 CACHE_STATES = ("warm", "cold")
+DEADLINE_OUTCOMES = ("kept", "missed", "refused", "unseen")
 PROMPT_CLASSES = ((1024, "up_to_1k"), (4096, "up_to_4k"), (16384, "up_to_16k"))
 LONGEST_PROMPTS = "over_16k"
 
@@ -66,6 +67,7 @@ class Metrics(Collector):
         self.fallbacks = Counter("kvrelay_fallbacks_total")
         self.migrations = Counter("kvrelay_migrations_total")
         self.spills = Counter("kvrelay_spills_total")
+        self.deadlines = Counter("kvrelay_deadlines_total")
         self.unscored = Counter("kvrelay_unscored_total")
         self.claimed = Counter("kvrelay_claimed_tokens_total")
         self.stale_claims = Counter("kvrelay_stale_claim_tokens_total")
@@ -101,6 +103,7 @@ class Metrics(Collector):
             (self.gate_loss, GATES),
             (self.routed, RouteReason),
             (self.fallbacks, FallbackReason),
+            (self.deadlines, DEADLINE_OUTCOMES),
         ):
             for word in words:
                 counter_of.add((str(word),), 0)  # nothing happened yet, which is known
@@ -139,6 +142,8 @@ class Metrics(Collector):
         if receipt.unscored_because is not None:
             path = receipt.path if receipt.path in COUNTED_PATHS else OTHER_PATH
             self.unscored.add((path, receipt.unscored_because))
+        if receipt.deadline_ms is not None:
+            self.deadlines.add((_deadline_outcome(receipt, receipt.deadline_ms),))
         self._observe_tokens(worker, receipt)
         self._observe_times(receipt)
         if self._tasks is not None:
@@ -248,6 +253,15 @@ def render(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     """The page and its content type: OpenMetrics, which has exemplars, for whoever accepts it."""
     encoder, content_type = choose_encoder(accept)
     return encoder(registry), content_type
+
+
+def _deadline_outcome(receipt: Receipt, deadline_ms: float) -> str:
+    """`unseen`: an answer in one piece, or none, has no first token that the gateway could see."""
+    if receipt.failure_reason == DEADLINE_UNREACHABLE:
+        return "refused"
+    if receipt.ttft_ms is None:
+        return "unseen"
+    return "kept" if receipt.ttft_ms <= deadline_ms else "missed"
 
 
 def _class(prompt_tokens: int) -> str:

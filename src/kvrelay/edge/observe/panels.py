@@ -216,6 +216,7 @@ PANELS: tuple[Panel, ...] = (
     _levels(Row.LOAD, "Requests waiting in the gateway", "short", "kvrelay_queue_depth", by=()),
     _waiting("kvrelay_decision_seconds", "Routing decision", Row.LOAD),
     _rates(Row.LOAD, "Spills", "reqps", "kvrelay_spills_total"),
+    _rates(Row.LOAD, "Deadlines by outcome", "reqps", "kvrelay_deadlines_total", "outcome"),
     _rates(Row.LOAD, "Output tokens", "short", "kvrelay_completion_tokens_total"),
     _rates(Row.TRANSFER, "Bytes moved", "Bps", "kvrelay_store_bytes_total", "tier", "direction"),
     Panel(

@@ -32,6 +32,7 @@ FALLBACKS: Mapping[FallbackReason, str] = {
     FallbackReason.RETRIED_ELSEWHERE: "That was not its first choice: an earlier attempt failed",
     FallbackReason.MIGRATED: "Another worker had begun the answer and was lost in the middle of it",
     FallbackReason.LAST_RESORT: "Requests had failed there lately, but nobody better was left",
+    FallbackReason.DEADLINE: "The first choice would probably have been too late for its deadline",
 }
 """Those that the route reason does not tell."""
 
@@ -40,7 +41,7 @@ TERMS: Mapping[str, str] = {
     "compute_ms": "computing the tokens that it does not hold",
     "displaced_ms": "how much that delays whoever comes next",
     "growth_ms": "what the conversations that began there will still bring",
-    "transfer_ms": "loading blocks from other tiers",
+    "transfer_ms": "loading blocks from other tiers, and the way there",
     "decode_ms": "answers being generated there at the same time",
     "reuse_credit": "blocks that need not be computed",
     "prefill_debit": "prefill work there",

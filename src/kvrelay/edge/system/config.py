@@ -19,9 +19,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kvrelay.core.index.drift import DriftBounds
+from kvrelay.core.model.place import HopCosts
 from kvrelay.core.routing.capacity import Capacity
 from kvrelay.core.routing.settings import RouterSettings, Spill, Weights
 from kvrelay.edge.system.explained_key import legal_values
+from kvrelay.edge.system.places import place_of_gateway
 from kvrelay.edge.system.sections import (
     AffinitySection,
     GatewaySection,
@@ -149,6 +151,8 @@ def router_settings(config: Config, *, key_seed: bytes, manifest_digest: str | N
         retry_attempts=config.retry.attempts,
         retry_budget_ratio=config.retry.budget_ratio,
         migrate=config.retry.migrate,
+        place=place_of_gateway(config.gateway),
+        hops=HopCosts(config.policy.hops.rack_ms, config.policy.hops.zone_ms, config.policy.hops.beyond_ms),
         capacity=Capacity(config.gateway.limits.prefill_weight, config.gateway.limits.decode_weight),
         queue_depth=config.gateway.limits.queue_depth,
         queue_wait_s=config.gateway.limits.queue_wait_s,

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from kvrelay.core.contract.keys import MAX_BLOCK_TOKENS
+from kvrelay.core.model.place import HopCosts
 from kvrelay.core.routing.settings import RouterSettings, Spill, Weights
 from kvrelay.edge.system.urls import BadUrl, canonical_worker_url, name_from_url
 
@@ -27,6 +28,7 @@ _ROUTER = RouterSettings()
 _DRIFT = _ROUTER.drift
 _WEIGHTS = Weights()
 _SPILL = Spill()
+_HOPS = HopCosts()
 _NAME = re.compile(r"^[A-Za-z0-9_.:\[\]-]{1,80}$")
 
 
@@ -214,6 +216,12 @@ class GatewaySection(Section):
         ge=1,
         le=64,
     )
+    zone: str | None = key(
+        None,
+        "Name of the zone that this gateway is in.",
+        "Set, as the zone of workers is: of equally good workers the nearer one is taken, see [policy.hops].",
+    )
+    rack: str | None = key(None, "Name of its rack within the zone.", "Set: workers in the same rack count as nearer.")
     insecure: bool = key(
         False,
         "Allow listeners beyond loopback without TLS and credentials.",
@@ -258,6 +266,8 @@ class WorkerConfig(Section):
         le=1_000_000,
     )
     role: Annotated[RoleName, _only("both")] = key("both", "Part of the work it takes.", "Only `both` so far.")
+    zone: str | None = key(None, "Name of the zone that it is in.", "Unset: how far it is away is not known.")
+    rack: str | None = key(None, "Name of its rack within the zone.", "Compared with the gateway's own.")
     api_key_file: Path | None = key(
         None,
         "File with the key that the worker wants.",
@@ -455,7 +465,22 @@ class IndexSection(Section):
     )
 
 
+class HopsSection(Section):
+    """What the way to a worker and back adds to a first token; on our own host, or where nobody says: nothing."""
+
+    rack_ms: float = key(_HOPS.rack_ms, "In the same rack.", "Higher: the own host is preferred more.", ge=0, le=60_000)
+    zone_ms: float = key(_HOPS.zone_ms, "In the same zone.", "Higher: the own rack is preferred more.", ge=0, le=60_000)
+    beyond_ms: float = key(
+        _HOPS.beyond_ms,
+        "In another zone.",
+        "Higher: only a deeper match or a shorter queue takes requests there.",
+        ge=0,
+        le=60_000,
+    )
+
+
 class PolicySection(Section):
+    hops: HopsSection = HopsSection()
     cache_load: CacheLoadSection = CacheLoadSection()
     sticky_load: StickyLoadSection = StickyLoadSection()
 

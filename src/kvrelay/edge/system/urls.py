@@ -52,6 +52,16 @@ def host_and_port(url: str) -> tuple[str, int]:
     return parts.hostname, parts.port or DEFAULT_PORTS[parts.scheme]
 
 
+def is_loopback(host: str) -> bool:
+    """Whether this host name or address is this machine, seen from itself."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def name_from_url(url: str) -> str:
     """The name of a worker that was given none: its authority, and its base path with dashes."""
     parts = urlsplit(url)

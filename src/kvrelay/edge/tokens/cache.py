@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from threading import Lock
 from typing import Generic, Protocol, TypeVar
+
+import xxhash
+
+_SEED = secrets.randbits(64)
+
+
+def digest(data: bytes) -> bytes:
+    """What stands for a text in a cache of this process.
+
+    Two texts with one digest would share token ids: a request would be routed wrongly, and nothing worse. Of a seed
+    that nobody knows, nobody can prepare two. A cryptographic hash costs thirty times as much: with one, looking 64 KB
+    up was a tenth of the request's way through the gateway.
+    """
+    return xxhash.xxh3_128_digest(data, _SEED)
 
 
 class Sized(Protocol):

@@ -18,14 +18,13 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from kvrelay.core.model.prompt import TokenIds
-from kvrelay.edge.tokens.cache import TokenCache
+from kvrelay.edge.tokens.cache import TokenCache, digest
 
 MAX_CUTS = 4096  # in one text; what follows is one piece, special tokens and all
 NO_IDS: TokenIds = np.empty(0, dtype=np.uint32)
@@ -220,5 +219,5 @@ def _shared(first: str, last: str) -> int:
 
 
 def _key(part: str, *, is_first: bool) -> bytes:
-    digest = sha256(part.encode()).digest()  # the quickest where the processor helps, as nearly all do
-    return b"^" + digest if is_first else digest
+    key = digest(part.encode())
+    return b"^" + key if is_first else key

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import Any, Protocol
 
 from kvrelay.core.contract.keys import Keyer
 from kvrelay.core.model.prompt import BlockKeys, TokenIds
 from kvrelay.edge.gateway.openai import TextPrompt, Unscored
-from kvrelay.edge.tokens.cache import TokenCache
+from kvrelay.edge.tokens.cache import TokenCache, digest
 
 DEADLINE_S = 2.0
 MAX_PROMPT_BYTES = 8 * 2**20  # more than any context; it would hold up all others
@@ -129,4 +128,4 @@ class TokenService:
 def _digest(prompt: TextPrompt, model: str | None, revision: int) -> bytes:
     kind = "chat" if prompt.is_chat else "text"
     head = f"{kind}\0{revision}\0{model or ''}\0".encode("utf-8", "surrogatepass")
-    return sha256(head + prompt.raw).digest()  # the quickest where the processor helps, as nearly all do
+    return digest(head + prompt.raw)

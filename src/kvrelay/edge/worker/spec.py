@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +13,7 @@ from kvrelay.core.contract.keys import MAX_BLOCK_TOKENS
 from kvrelay.core.engine.cost import StepCost
 from kvrelay.core.engine.engine import EngineSettings
 from kvrelay.core.engine.scheduler import SchedulerLimits
+from kvrelay.edge.system.urls import is_loopback
 
 DEFAULT_MAX_MODEL_LEN = 32_768
 SMALLEST_VOCABULARY = 260  # bytes and special tokens, see `tokenizer.py`
@@ -151,7 +151,7 @@ def _bad_numbers(spec: MockSpec) -> Iterator[SpecProblem]:
 def _bad_addresses(spec: MockSpec) -> Iterator[SpecProblem]:
     if spec.events_mode not in EVENTS_MODES:
         yield SpecProblem("events_mode", spec.events_mode, " or ".join(f"`{mode}`" for mode in EVENTS_MODES))
-    if not spec.insecure and not _is_loopback(spec.host):
+    if not spec.insecure and not is_loopback(spec.host):
         yield SpecProblem("host", spec.host, "a loopback address; anything else needs `--insecure`")
     for member, endpoint, binds in (
         ("events", spec.events, spec.events_mode != "connect"),
@@ -172,7 +172,7 @@ def _endpoint_problem(endpoint: str, *, binds: bool, insecure: bool) -> str | No
     if address.scheme != "tcp" or not address.netloc.rpartition(":")[0]:
         return "`none`, `auto` (not with `connect`), `tcp://HOST:PORT` or `ipc://PATH`"
     host = address.netloc.rpartition(":")[0].strip("[]")
-    if binds and not insecure and not _is_loopback(host):
+    if binds and not insecure and not is_loopback(host):
         return "an endpoint on a loopback address such as `tcp://127.0.0.1:5557`; anything else needs `--insecure`"
     if not binds and host == "*":
         return "an address to connect to; `*` can only be bound"
@@ -187,12 +187,3 @@ def _count_up(endpoint: str, index: int) -> str:
         return f"{endpoint}-{index}"
     address, _, port = endpoint.rpartition(":")
     return f"{address}:{int(port) + index}" if port.isdigit() and port != "0" else endpoint
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

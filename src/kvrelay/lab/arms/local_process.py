@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvrelay.core.gates.evidence import Hardware
+from kvrelay.edge.system.urls import is_loopback
 
 _PROC = Path("/proc")
 _LISTEN, _ESTABLISHED = "0A", "01"
@@ -24,7 +25,7 @@ _ASK_S = 10.0
 def listener_pid(url: str) -> int | None:
     """The process on this machine that listens where a loopback URL points."""
     parts = urlsplit(url)
-    if parts.port is None or not _is_loopback(parts.hostname or ""):
+    if parts.port is None or not is_loopback(parts.hostname or ""):
         return None
     inodes = {f"socket:[{inode}]" for inode in _listening_inodes(parts.port)}
     return next((pid for pid in _pids() if inodes & set(_open_files(pid))), None) if inodes else None
@@ -152,12 +153,3 @@ def _open_files(pid: int) -> Iterator[str]:
             yield os.readlink(folder / name)
         except OSError:
             continue  # closed meanwhile
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -37,6 +37,7 @@ class SimRequest(Struct, frozen=True, eq=False, kw_only=True):
     adapter: str | None = None
     tenant: Tenant = Tenant()
     priority: int = 0
+    deadline_ms: float | None = None
 
 
 class HostTimes(Struct, frozen=True, kw_only=True):

@@ -306,6 +306,7 @@ class World:
                 session_id=request.session_id,
                 tenant=request.tenant,
                 priority=request.priority,
+                deadline_ms=request.deadline_ms,
                 epoch=epoch,
                 draw=self._draw.getrandbits(64),
             )

@@ -174,6 +174,7 @@ class Run:
             adapter=adapter_of(ask),
             tenant=tenant_of(ask),
             priority=ask.priority,
+            deadline_ms=ask.deadline_ms,
         )
         self._asks[ask.id] = ask
         self.requests[ask.id] = request

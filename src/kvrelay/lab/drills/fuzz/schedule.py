@@ -16,6 +16,7 @@ BLOCK_TOKENS = 4
 HEAL_S = 6.0
 FAULTY_S = 5.0
 CROWDED = 0.25  # of all schedules
+HURRIED = 0.3  # of the schedules have requests with deadlines
 STORES = 0.4  # of all fleets
 ENCRYPTED = 0.3  # of all stores
 POLICIES = ("cache_load", "cache_load", "cache_load", "sticky", "sticky_load", "least_load", "round_robin")
@@ -69,6 +70,7 @@ class Ask(Struct, frozen=True, kw_only=True, tag="ask"):
     tenant: int = 0
     adapter: bool = False
     priority: int = 0
+    deadline_ms: float | None = None
     leaves_after_s: float | None = None
     beside: int = -1
 
@@ -168,6 +170,9 @@ def schedule_of(seed: int) -> Schedule:
         fleet = replace(fleet, store=replace(_store(of_store, migrates=fleet.migrate), encrypted=encrypted))
         hits += [_store_hit(of_store, fleet.workers) for _ in range(of_store.randint(2, 10))]
         asks += [_beside(of_store, number, fleet.workers) for number in range(of_store.randint(12, 32))]
+    hurry = random.Random(f"deadline/{seed}")
+    if hurry.random() < HURRIED:
+        asks, crowd = [_hurried(hurry, ask) for ask in asks], tuple(_hurried(hurry, ask) for ask in crowd)
     ops: list[Op] = sorted((*asks, *crowd, *hits), key=lambda op: op.at_s)
     return Schedule(seed=seed, fleet=fleet, ops=tuple(ops))
 
@@ -256,6 +261,11 @@ def _ask(chance: random.Random, number: int) -> Ask:
         priority=chance.choice((0, 0, 1)),
         leaves_after_s=round(chance.uniform(0.0, 0.08), 4) if chance.random() < 0.15 else None,
     )
+
+
+def _hurried(chance: random.Random, ask: Ask) -> Ask:
+    """Deadlines that nobody can keep, that an idle worker can, and that nearly everybody can."""
+    return replace(ask, deadline_ms=chance.choice((None, None, 1.0, 20.0, 60.0, 300.0)))
 
 
 def _hit(chance: random.Random, workers: int) -> Hit:

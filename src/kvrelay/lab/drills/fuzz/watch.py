@@ -30,6 +30,7 @@ from kvrelay.core.model.events import (
     WorkerResumed,
 )
 from kvrelay.core.model.ids import WorkerId
+from kvrelay.core.model.units import DEADLINE_UNREACHABLE
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.core.routing.router import Router
 from kvrelay.lab.drills.fuzz.clocks import Clocks
@@ -70,6 +71,7 @@ class Watchman:
         self._ended: set[str] = set()
         self._open: set[str] = set()
         self._salts: dict[str, str | None] = {}
+        self._due_s: dict[str, float] = {}  # of those with a deadline for their first token
         self._drained: set[str] = set()
         self._retired: set[str] = set()
         self._now_s, self._steps_now = 0.0, 0
@@ -97,6 +99,8 @@ class Watchman:
         if isinstance(event, RequestArrived):
             self._open.add(event.request_id)
             self._salts[event.request_id] = event.tenant.salt
+            if event.deadline_ms is not None:
+                self._due_s[event.request_id] = now_s + event.deadline_ms / 1000
         for effect in effects:
             match effect:
                 case Dispatch():
@@ -156,6 +160,9 @@ class Watchman:
         tried.append(effect.worker.name)
         hold(effect.worker.name not in self._drained, f"{request_id} is sent to {effect.worker.name}, which is drained")
         hold(effect.worker.name not in self._retired, f"{request_id} is sent to {effect.worker.name} of a past epoch")
+        due_s = self._due_s.get(request_id)
+        if due_s is not None and not effect.continues:
+            hold(self._now_s <= due_s, f"{request_id} is sent {self._now_s - due_s:.3f} s after its deadline")
         if request_id in self._begun:
             hold(effect.continues, f"{request_id} is sent again after its first token was relayed")
 
@@ -167,6 +174,9 @@ class Watchman:
         self._ended.add(request_id)
         waited_ms = receipt.router_queue_ms or 0.0
         hold(waited_ms <= self._longest_wait_s * 1000 + 1, f"{request_id} waited {waited_ms:.0f} ms for a place")
+        if receipt.failure_reason == DEADLINE_UNREACHABLE:
+            hold(request_id in self._due_s, f"{request_id} is refused for a deadline that it does not have")
+            hold(request_id not in self._begun, f"{request_id} is refused for a deadline after its first token")
         self._claim_was_published(receipt)
 
     def _claim_was_published(self, receipt: Receipt) -> None:
