@@ -1,7 +1,9 @@
 # Every target sets up .venv by itself when it is missing or older than pyproject.toml; otherwise that step is a stat call.
+# What the product needs is there in half a minute. What its tests need comes on top, and takes some minutes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PRODUCT := $(VENV)/.product
 STAMP := $(VENV)/.installed
 MOONCAKE := $(VENV)/.mooncake
 # Many tests wait for processes that they started: one more job than CI has cores. Modules stay whole: their tests share fleets.
@@ -9,13 +11,18 @@ JOBS ?= 3
 
 .PHONY: demo test test-real lint bench coverage-matrix chromium prometheus clean
 
-$(STAMP): pyproject.toml
+$(PRODUCT): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing kvrelay into $(VENV) ..." >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(STAMP): $(PRODUCT)
+	@echo "installing what its tests need into $(VENV) ..." >&2
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)
+demo: $(PRODUCT)
 	$(BIN)/kvrelay demo
 
 test: lint chromium

@@ -57,5 +57,5 @@ def test_without_the_extra_for_stores_their_drills_are_unknown_and_say_why() -> 
     fuzz = subprocess.run([*command, "fuzz", "--seeds", "3"], check=False, capture_output=True, text=True, timeout=100)
     assert fuzz.returncode == 2
     assert fuzz.stderr == (
-        "error: a fuzzed fleet that shares a store needs the package `xxhash`: pip install 'kvrelay[store]'\n"
+        "error: a fuzzed fleet whose store is encrypted needs the package `cryptography`: pip install 'kvrelay[store]'\n"
     )

@@ -220,11 +220,11 @@ def fuzz(
 
 
 def _need_stores() -> None:
-    """Many of the fleets share one."""
+    """Many of the fleets share one, and some of those are encrypted."""
     from kvrelay.edge.stores.extras import MissingExtra, need
 
     try:
-        need("xxhash", extra="store", purpose="a fuzzed fleet that shares a store")
+        need("cryptography", extra="store", purpose="a fuzzed fleet whose store is encrypted")
     except MissingExtra as missing:
         messages.fail(f"error: {missing}")
 

@@ -24,7 +24,7 @@ class Backend(Struct, frozen=True):
 
     url: str  # its form
     what: str
-    modules: tuple[tuple[str, str], ...] = (("xxhash", "store"),)
+    modules: tuple[tuple[str, str], ...] = ()
 
     @property
     def medium(self) -> Tier:
@@ -45,15 +45,14 @@ class Backend(Struct, frozen=True):
         return None
 
 
-_STORE = ("xxhash", "store")
 BACKENDS = (
     Backend("memory://", "this process's own memory"),
     Backend("memory://NAME", "memory that all processes of one user on this host share"),
     Backend("file:///DIR", "a directory: POSIX, on a local disk or a shared file system"),
     Backend("peer://HOST:PORT", "another process's store, from `kvrelay store serve`"),
     Backend("valkey://HOST:PORT/DB", "Valkey or Redis, alone or as a cluster"),
-    Backend("s3://BUCKET/PREFIX?endpoint=URL", "S3-compatible object storage", (_STORE, ("obstore", "s3"))),
-    Backend("mooncake://HOST:PORT", "Mooncake Store", (_STORE, ("mooncake.store", "mooncake"))),
+    Backend("s3://BUCKET/PREFIX?endpoint=URL", "S3-compatible object storage", (("obstore", "s3"),)),
+    Backend("mooncake://HOST:PORT", "Mooncake Store", (("mooncake.store", "mooncake"),)),
 )
 
 

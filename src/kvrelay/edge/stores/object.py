@@ -20,17 +20,16 @@ import struct
 from collections.abc import Sequence
 
 import msgspec
+import xxhash
 from msgspec import Struct
 
 from kvrelay.core.tiers.header import CIPHER_NONE, FORMAT_VERSION, Expected, ObjectHeader, judge
 from kvrelay.core.tiers.outcome import Outcome
 from kvrelay.edge.stores.ciphers import CIPHERS, TAG_BYTES, WrongTag
 from kvrelay.edge.stores.codecs import RAW, CodecError, codec
-from kvrelay.edge.stores.extras import MissingExtra, need
+from kvrelay.edge.stores.extras import MissingExtra
 from kvrelay.edge.stores.keys import KeyRing
 from kvrelay.edge.stores.store import Buffer, total_bytes
-
-xxhash = need("xxhash", extra="store", purpose="a store")
 
 MAGIC = b"KVRO"
 HEAD_BYTES = 512
