@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from kvrelay.core.engine.cost import StepCost
 from kvrelay.core.engine.engine import EngineSettings
@@ -18,10 +18,10 @@ from kvrelay.core.model.prompt import Prompt, Tenant
 from kvrelay.core.receipts.receipt import Receipt
 from kvrelay.core.routing.settings import RouterSettings
 from kvrelay.edge.observe.receipt_log import ReceiptLog, receipt_file
-from kvrelay.edge.stores.extras import MissingExtra
 from kvrelay.lab.drills import actions as act
-from kvrelay.lab.drills.drill import INTERVAL_S, Drill, Look, Send, Settle, StorePlan, Turn, WorkerPlan
+from kvrelay.lab.drills.drill import INTERVAL_S, Drill, Look, Send, Settle, Turn, WorkerPlan
 from kvrelay.lab.drills.fleets.base import CannotDo
+from kvrelay.lab.drills.fleets.simulated_store import SimulatedStore, StoreAction
 from kvrelay.lab.drills.fleets.targets import resolve
 from kvrelay.lab.drills.fleets.weather import BrokenWeather
 from kvrelay.lab.drills.history import Deed, Held, History, Outcome, Settled, View, WorkerView
@@ -30,9 +30,6 @@ from kvrelay.lab.drills.reference import MODEL, right_text, salt_of, tenant_salt
 from kvrelay.lab.sim.attempt import HostTimes, SimRequest
 from kvrelay.lab.sim.worker import WorkerSetup
 from kvrelay.lab.sim.world import World
-
-if TYPE_CHECKING:
-    from kvrelay.lab.drills.fleets.simulated_store import SimulatedStore, StoreAction
 
 POLL_S = 0.02
 FULL_DISK = Path("/dev/full")
@@ -52,9 +49,8 @@ class SimulatedFleet:
         self._plans = {plan.name: plan for plan in setup.workers}
         self._turns: dict[str, Turn] = {}
         self._store: SimulatedStore | None = None
-        self._cannot = ""
         if setup.store is not None:
-            self._open_store(setup.store, seed)
+            self._store = SimulatedStore(setup.store, seed=seed)
         self.world = World(
             [self._worker(plan) for plan in setup.workers],
             settings=RouterSettings(
@@ -77,8 +73,6 @@ class SimulatedFleet:
         self._logged = 0
 
     async def __aenter__(self) -> Self:
-        if self._cannot:
-            raise CannotDo(self._cannot)
         self.world.run(until_s=2 * INTERVAL_S)
         return self
 
@@ -87,15 +81,6 @@ class SimulatedFleet:
     ) -> None:
         if self._log is not None:
             self._log.close()
-
-    def _open_store(self, plan: StorePlan, seed: int) -> None:
-        """Imported on use: what has no store needs no package for stores."""
-        try:
-            from kvrelay.lab.drills.fleets.simulated_store import SimulatedStore
-        except MissingExtra as missing:
-            self._cannot = str(missing)
-        else:
-            self._store = SimulatedStore(plan, seed=seed)
 
     def _worker(self, plan: WorkerPlan) -> WorkerSetup:
         engine = EngineSettings(
