@@ -48,7 +48,7 @@ async def test_it_is_kept_where_it_can_be_and_refused_at_once_where_it_cannot() 
 
         status, headers, text = await _ask(client, PROMPT[::-1], "150")
         assert (status, headers["x-kvrelay-reason"]) == (503, "deadline_unreachable"), text
-        assert headers["retry-after"] == "1"
+        assert 1 <= int(headers["retry-after"]) <= 5
         refused = gateway.receipts.recent(1)[0]
         assert set(refused.over_deadline_ms) == {"m0", "m1"} and min(refused.over_deadline_ms.values()) > 150
 
