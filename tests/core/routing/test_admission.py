@@ -75,7 +75,7 @@ def test_waiting_ends_after_its_time():
 def test_a_request_waits_no_longer_than_is_of_use_to_it():
     queue = queue_of(("a", "t", 0))
     assert queue.join(1.0, "b", tenant="t", priority=0, own_wait_s=2.0) == Queued()
-    assert queue.join(1.0, "c", tenant="t", priority=0, own_wait_s=0.0) == Futile("queue_too_slow", 1.0)
+    assert queue.join(1.0, "c", tenant="t", priority=0, own_wait_s=0.0) == Futile("deadline_unreachable", 1.0)
     queue.change(depth=10, wait_s=60.0)
     assert queue.next_deadline() == 3.0 and queue.expired(3.0) == ["b"], "its own time is not the operator's"
     queue.leave("b")

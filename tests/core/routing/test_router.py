@@ -475,7 +475,7 @@ def test_claims_that_go_on_failing_drop_the_residency_and_rebuild_it(answer):
         elif answer == "no replay":
             rig.step(ReplayUnavailable(a, 0))
         else:
-            rig.now += 5.1
+            rig.now += rig.router.settings.replay_timeout_s + 0.1
             rig.step(WokeUp())
 
     serve_for_a_while(rig, text(1, blocks=8), cached=0)

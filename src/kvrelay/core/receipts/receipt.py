@@ -105,7 +105,7 @@ class Receipt(Struct, frozen=True, kw_only=True):
     gate_loss_tokens: GateLoss | None = None
     arrived_ms: float | None = None  # host's monotonic clock
     router_queue_ms: float | None = None  # wait for a free place before routing; null when it was never routed
-    deadline_ms: float | None = None  # for the first token, as the client asked
+    deadline_ms: float | None = None  # what was left of the client's time for a first token
     over_deadline_ms: Mapping[str, float] = field(default_factory=dict)  # passed over for it: the time expected there
     ttft_ms: float | None = None
     itl_ms: tuple[float, ...] = ()

@@ -15,6 +15,8 @@ from heapq import heapify, heappop, heappush
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kvrelay.core.model.units import DEADLINE_UNREACHABLE
+
 _DECAY = 0.9
 _SHORTEST_HINT_S, _LONGEST_HINT_S = 1.0, 60.0
 
@@ -38,7 +40,7 @@ class Queued(Struct, frozen=True):
 class Futile(Struct, frozen=True):
     """The request was not taken."""
 
-    reason: str  # queue_full | queue_too_slow
+    reason: str  # queue_full | queue_too_slow | deadline_unreachable
     retry_after_s: float
 
 
@@ -82,17 +84,18 @@ class AdmissionQueue:
         self, now: float, request_id: str, *, tenant: str, priority: int, own_wait_s: float | None = None
     ) -> Queued | Futile:
         """Take the request in, or say why not and when to come back. `own_wait_s`: more is of no use to it."""
-        wait_s = self._wait_s if own_wait_s is None else min(self._wait_s, own_wait_s)
+        is_own = own_wait_s is not None and own_wait_s < self._wait_s
+        wait_s = own_wait_s if is_own and own_wait_s is not None else self._wait_s
         ahead = sum(1 for waiting in self.by_id.values() if waiting.priority >= priority)
         if wait_s <= 0 or (self._between_s is not None and ahead * self._between_s > wait_s):
-            return Futile("queue_too_slow", self._hint_s(ahead))
+            return Futile(DEADLINE_UNREACHABLE if is_own else "queue_too_slow", self._hint_s(ahead))
         displaced = None
         if len(self.by_id) >= self._depth:
             displaced = self._least_urgent(below=priority)
             if displaced is None:
                 return Futile("queue_full", self._hint_s(ahead))
             self.leave(displaced)
-        waiting = Waiting(request_id, tenant, priority, now + wait_s, wait_s < self._wait_s)
+        waiting = Waiting(request_id, tenant, priority, now + wait_s, is_own)
         self.by_id[request_id] = waiting
         heappush(self._deadlines, (waiting.deadline, request_id))
         self._lanes.setdefault(priority, {}).setdefault(tenant, {})[request_id] = waiting

@@ -12,6 +12,7 @@ from kvrelay.core.receipts.reconcile import stale_index_tokens
 from kvrelay.edge.observe.receipt_words import FALLBACKS, GATES, REASONS, TERMS
 
 SUM_TOLERANCE = 1e-6
+_HOPS = {Hop.RACK: "; in this rack", Hop.ZONE: "; in this zone", Hop.BEYOND: "; in another zone"}
 
 
 def explain(receipt: Receipt) -> str:
@@ -27,9 +28,6 @@ def explain(receipt: Receipt) -> str:
         _identity(receipt),
     )
     return "\n".join(printable(line) for part in parts for line in part)
-
-
-_HOPS = {Hop.RACK: "; in this rack", Hop.ZONE: "; in this zone", Hop.BEYOND: "; in another zone"}
 
 
 def printable(text: str) -> str:
