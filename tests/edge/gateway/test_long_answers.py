@@ -133,7 +133,7 @@ async def test_head_has_the_head_of_an_answer_and_the_next_request_is_in_step() 
     async with before_raw(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n") as (gateway, heads):
         received = await exchanged(gateway, ASKED.replace(b"GET", b"HEAD"), LAST.replace(b"GET", b"HEAD"))
         assert received.count(b"HTTP/1.1 200 OK") == 2 and received.count(b"content-length: 5") == 2
-        assert len(heads) == 2
+        assert sum(head.startswith(b"HEAD ") for head in heads) == 2, "and a probe or two, on a slow machine"
 
 
 async def test_trailers_of_a_small_request_reach_the_worker() -> None:
