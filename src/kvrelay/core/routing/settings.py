@@ -54,7 +54,7 @@ class RouterSettings(Struct, frozen=True, kw_only=True):
     max_approximate_blocks: int = 200_000  # per worker rank without events
     approximate_ttl_s: float = 600.0  # how long a guess is kept without being used
     max_pending_batches: int = 10_000  # held per worker rank while a replay is under way
-    replay_timeout_s: float = 10.0  # a history of ten thousand batches comes in several answers
+    replay_timeout_s: float = 5.0
     snapshot_timeout_s: float = 30.0  # an absent agent is noticed sooner by whoever asks it
     heartbeat_grace_s: float = 0.5  # an agent's heartbeat may overtake the event that it names
     census_interval_s: float = 5.0  # between two comparisons of a worker's blocks with its agent's

@@ -44,7 +44,7 @@ from kvrelay.edge.fleet.event_sockets import Subscription
 from kvrelay.edge.fleet.surroundings import Surroundings
 
 MAX_HELD_MESSAGES = 10_000
-REPLAY_TIMEOUT_S = 10.0
+REPLAY_TIMEOUT_S = 5.0
 MESSAGES_PER_TURN = 32  # of a replay or of what was held, before other callbacks of the loop run
 QUIET_AFTER_CHECK_S = 1.0
 SUBSCRIPTION_SETTLES_S = 0.1  # after the handshake the publisher still has to learn what we subscribe to
