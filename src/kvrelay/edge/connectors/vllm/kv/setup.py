@@ -23,6 +23,7 @@ from kvrelay.edge.connectors.vllm.kv.staging import Staging
 from kvrelay.edge.connectors.vllm.kv.standing import Standing
 from kvrelay.edge.connectors.vllm.kv.store import open_store
 from kvrelay.edge.connectors.vllm.kv.switch import Switch
+from kvrelay.edge.connectors.vllm.kv.tiles import permit_tiles
 from kvrelay.edge.connectors.vllm.kv.worker import WorkerHalf
 from kvrelay.edge.stores.tiered import ChunkShape
 
@@ -135,6 +136,7 @@ def worker_side(config: Any, kv_caches: Mapping[str, Any], settings: Settings) -
     parallel, block_size = config.parallel_config, config.cache_config.block_size
     pages = pages_of(kv_caches)
     memory = memory_facts(kv_caches, config.compilation_config.static_forward_context)
+    permit_tiles(memory.kernel)
     blocks = chunk_blocks(settings, block_size_tokens=block_size, block_bytes=pages.layers * pages.page_bytes)
     half = WorkerHalf(
         pages=pages,
