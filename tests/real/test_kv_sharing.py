@@ -60,8 +60,8 @@ def test_a_remote_hit_of_1755_tokens_beside_a_local_one_and_a_cold_one(kv_pair: 
 @pytest.mark.covers("S33", "CN-05")
 def test_what_was_loaded_gives_the_same_answer_to_the_bit(kv_pair: KvPair) -> None:
     """Against a local hit of the same prompt, and, in float32, against the cold one. Lengths are such that all of them
-    reuse the same number of tokens, so that the engine splits its work alike. Where but one token is left to compute, its
-    row goes through another kernel than among others, which on some processors (AVX-512) rounds otherwise."""
+    reuse the same number of tokens, so that the engine splits its work alike. Where but one token is left to compute,
+    its row goes through another kernel than among others, which on some processors (AVX-512) rounds otherwise."""
     prompts = [prompt_of(length, seed=100 + i) for i, length in zip(range(PROMPTS), _lengths(), strict=False)]
     a, b = kv_pair.a, kv_pair.b
     saved = a.stats().get("saves_stored", 0)
