@@ -85,7 +85,7 @@ def test_what_another_process_fetched_moves_the_break_even(tmp_path: Path) -> No
         slow = store.lookup(NAMESPACE, KEYS, SHAPE)
         assert not slow.fetch and slow.predicted_fetch_ms == pytest.approx(5_000.0)
         assert slow.predicted_recompute_ms is not None and slow.predicted_recompute_ms < 5_000.0
-        for _ in range(20):  # the slow tier may have been measured meanwhile, and weighs in
+        for _ in range(100):  # the slow tier may have been measured meanwhile, and weighs in
             store.observe_fetch({"disk": size}, {"disk": 1.0})
         assert store.lookup(NAMESPACE, KEYS, SHAPE).fetch
     finally:
