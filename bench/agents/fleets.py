@@ -7,7 +7,6 @@ import random
 import statistics
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -77,29 +76,24 @@ def vllm() -> Iterator[Fleet]:
         with running(pair(make)) as workers:
             lines = {worker.name: [f"url = {json.dumps(worker.url)}"] for worker in workers}
             label = f"CPU, vLLM {VERSION}, a Llama of 27 M random weights, {STEP_TOKENS} tokens per step"
-            rate = _measured_rate([worker.url for worker in workers], MODEL_NAME)
+            rate = _measured_rate([worker.url for worker in workers])
             yield Fleet(label, MODEL_NAME, BLOCK_SIZE, lines, rate)
 
 
-def _measured_rate(urls: Sequence[str], model: str) -> float:
+def _measured_rate(urls: Sequence[str]) -> float:
     """Prefilled tokens per second and worker while all of them compute. The first prompt of each warms it up."""
+    from tests.real.engine import prefill
+
     chance = random.Random(0)
     prompts = [[traffic.tokens(chance, PROBE_TOKENS).tolist() for _ in range(PROBES + 1)] for _ in urls]
 
     def computed_in_s(url: str, own: list[list[int]]) -> float:
-        _complete(url, model, own[0])
+        prefill(url, own[0])
         began = time.monotonic()
         for prompt in own[1:]:
-            _complete(url, model, prompt)
+            prefill(url, prompt)
         return time.monotonic() - began
 
     with ThreadPoolExecutor(len(urls)) as threads:
         seconds = list(threads.map(computed_in_s, urls, prompts))
     return PROBE_TOKENS * PROBES / statistics.mean(seconds)
-
-
-def _complete(url: str, model: str, prompt: list[int]) -> None:
-    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 1}).encode()
-    request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
-        response.read()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
-import urllib.request
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +15,7 @@ from kvrelay.edge.agent.host import AgentHost
 from kvrelay.edge.system.config import WorkerConfig
 from kvrelay.edge.system.ports import spare_port
 from tests.edge.fleet.lossy import Watched, behind_proxy, fresh_truth, watching
-from tests.real.engine import BLOCK_SIZE, MODEL_NAME, EngineUnavailable, VllmWorker, installed
+from tests.real.engine import BLOCK_SIZE, MODEL_NAME, EngineUnavailable, VllmWorker, installed, prefill
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
 
@@ -58,14 +56,7 @@ class Prompts:
 async def complete(url: str, *prompts: list[int]) -> None:
     """One token each: one batch of events per prompt."""
     for prompt in prompts:
-        await asyncio.to_thread(_complete, url, prompt)
-
-
-def _complete(url: str, prompt: list[int]) -> None:
-    body = json.dumps({"model": MODEL_NAME, "prompt": prompt, "max_tokens": 1, "temperature": 0}).encode()
-    request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
-        assert response.status == 200
+        await asyncio.to_thread(prefill, url, prompt)
 
 
 async def claimed(watch: Watched, *prompts: list[int]) -> list[int]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
 import pytest
 import zmq
 
 from kvrelay.edge.connectors.vllm.replay import Replayed, replay
-from tests.real.engine import BLOCK_SIZE, MODEL_NAME, VllmWorker
+from tests.real.engine import BLOCK_SIZE, MODEL_NAME, VllmWorker, prefill
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -28,7 +26,7 @@ def test_the_whole_history_is_replayed_however_long_it_is(workers: tuple[VllmWor
     prompts = [[chance.randrange(250) for _ in range(BLOCK_SIZE + 1)] for _ in range(200)]
     with ThreadPoolExecutor(AT_ONCE) as threads:
         while len(history) < BATCHES:  # one batch per step in which something new was computed
-            list(threads.map(lambda prompt: _compute(worker.url, prompt), prompts))
+            list(threads.map(lambda prompt: prefill(worker.url, prompt), prompts))
             prompts = [[chance.randrange(250) for _ in range(BLOCK_SIZE + 1)] for _ in range(400)]
             history = _replayed(worker)
     assert [seq for seq, _ in history] == list(range(len(history))), (
@@ -43,10 +41,3 @@ def _replayed(worker: VllmWorker) -> tuple[tuple[int, bytes], ...]:
     context.destroy(linger=0)
     assert isinstance(answer, Replayed), answer
     return answer.messages
-
-
-def _compute(url: str, prompt: list[int]) -> None:
-    body = msgspec.json.encode({"model": MODEL_NAME, "prompt": prompt, "max_tokens": 1})
-    request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as response:
-        response.read()

@@ -74,8 +74,8 @@ def test_waiting_ends_after_its_time():
 
 def test_a_request_waits_no_longer_than_is_of_use_to_it():
     queue = queue_of(("a", "t", 0))
-    assert queue.join(1.0, "b", tenant="t", priority=0, own_wait_s=2.0) == Queued()
-    assert queue.join(1.0, "c", tenant="t", priority=0, own_wait_s=0.0) == Futile("deadline_unreachable", 1.0)
+    assert queue.join(1.0, "b", tenant="t", priority=0, until=3.0) == Queued()
+    assert queue.join(1.0, "c", tenant="t", priority=0, until=1.0) == Futile("deadline_unreachable", 1.0)
     queue.change(depth=10, wait_s=60.0)
     assert queue.next_deadline() == 3.0 and queue.expired(3.0) == ["b"], "its own time is not the operator's"
     queue.leave("b")
@@ -84,7 +84,7 @@ def test_a_request_waits_no_longer_than_is_of_use_to_it():
 
 def test_an_id_that_comes_back_has_its_own_time():
     queue = queue_of()
-    queue.join(0.0, "a", tenant="t", priority=0, own_wait_s=1.0)
+    queue.join(0.0, "a", tenant="t", priority=0, until=1.0)
     queue.leave("a")
     queue.join(0.5, "a", tenant="t", priority=0)
     assert queue.expired(1.0) == [] and queue.next_deadline() == 30.5
@@ -107,7 +107,9 @@ class NaiveQueue(RuleBasedStateMachine):
     def join(self, tenant, priority, own_s):
         self.number += 1
         name = str(self.number)
-        outcome = self.queue.join(self.now, name, tenant=tenant, priority=priority, own_wait_s=own_s)
+        outcome = self.queue.join(
+            self.now, name, tenant=tenant, priority=priority, until=None if own_s is None else self.now + own_s
+        )
         self.until[name] = self.now + min(10.0, own_s or 10.0)
         if len(self.model) >= 5:
             lowest = min(p for _, _, p in self.model)

@@ -81,11 +81,12 @@ class AdmissionQueue:
         heapify(self._deadlines)
 
     def join(
-        self, now: float, request_id: str, *, tenant: str, priority: int, own_wait_s: float | None = None
+        self, now: float, request_id: str, *, tenant: str, priority: int, until: float | None = None
     ) -> Queued | Futile:
-        """Take the request in, or say why not and when to come back. `own_wait_s`: more is of no use to it."""
-        is_own = own_wait_s is not None and own_wait_s < self._wait_s
-        wait_s = own_wait_s if is_own and own_wait_s is not None else self._wait_s
+        """Take the request in, or say why not and when to come back. `until`: later a place is of no use to it."""
+        allowed = now + self._wait_s
+        deadline = allowed if until is None else min(allowed, until)
+        is_own, wait_s = deadline < allowed, deadline - now
         ahead = sum(1 for waiting in self.by_id.values() if waiting.priority >= priority)
         if wait_s <= 0 or (self._between_s is not None and ahead * self._between_s > wait_s):
             return Futile(DEADLINE_UNREACHABLE if is_own else "queue_too_slow", self._hint_s(ahead))
@@ -95,7 +96,7 @@ class AdmissionQueue:
             if displaced is None:
                 return Futile("queue_full", self._hint_s(ahead))
             self.leave(displaced)
-        waiting = Waiting(request_id, tenant, priority, now + wait_s, is_own)
+        waiting = Waiting(request_id, tenant, priority, deadline, is_own)
         self.by_id[request_id] = waiting
         heappush(self._deadlines, (waiting.deadline, request_id))
         self._lanes.setdefault(priority, {}).setdefault(tenant, {})[request_id] = waiting

@@ -127,9 +127,7 @@ class FleetView:
 
     def add(self, worker: Worker) -> None:
         self.workers[worker.id.name] = worker
-        for target in worker.targets:
-            target.hop = hop_between(self._place, worker.spec.place)
-            self._seat(target.slot, target)
+        self._seat_all(worker)
         self._list_adapters()
         self.changed()
 
@@ -148,11 +146,16 @@ class FleetView:
 
     def move(self, place: Place, hops: HopCosts) -> None:
         """The operator says anew where we are, or what a way costs."""
+        if (place, hops) == (self._place, self._hops):
+            return
         self._place, self._hops = place, hops
         for worker in self.workers.values():
-            for target in worker.targets:
-                target.hop = hop_between(place, worker.spec.place)
-                self._seat(target.slot, target)
+            self._seat_all(worker)
+
+    def _seat_all(self, worker: Worker) -> None:
+        for target in worker.targets:
+            target.hop = hop_between(self._place, worker.spec.place)
+            self._seat(target.slot, target)
 
     def resized(self, target: Target, block_size_tokens: int) -> None:
         """The worker's events showed its real block size."""

@@ -308,7 +308,7 @@ class Router:
             arrived.request_id,
             tenant=arrived.tenant.name,
             priority=arrived.priority,
-            own_wait_s=None if live.due_at is None else live.due_at - now,
+            until=live.due_at,
         )
         if isinstance(outcome, Futile):
             return self._refuse(now, live, outcome.reason, retry_after_s=outcome.retry_after_s)

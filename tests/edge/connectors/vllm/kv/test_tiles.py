@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import platform
+import sys
 from typing import Any
 
 import pytest
@@ -24,7 +25,6 @@ class Library:
         return self._answer
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="tiles are of x86-64")
 @pytest.mark.parametrize(
     ("kernel", "answer", "asked", "warned"), [("amx", 0, 1, 0), ("amx", -1, 1, 1), ("vec", 0, 0, 0)]
 )
@@ -38,9 +38,14 @@ def test_it_is_asked_for_where_the_kernel_uses_it(
         return library
 
     monkeypatch.setattr(ctypes, "CDLL", found)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(sys, "platform", "linux")
     with caplog.at_level(logging.WARNING):
         tiles.permit_tiles(kernel)
     assert len(library.calls) == asked and len(caplog.records) == warned
     assert all(numbers == (158, 0x1023, 18) for numbers in library.calls)
     tiles.permit_tiles(None)
     assert len(library.calls) == asked
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    tiles.permit_tiles("amx")
+    assert len(library.calls) == asked, "no such call there"
