@@ -18,6 +18,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from msgspec import Struct
+
 from bench.agents import gates, traffic
 from bench.agents.arms import Fleet, Result, run_arm
 from bench.agents.fleets import mock, vllm
@@ -27,8 +29,9 @@ from kvrelay.core.traces.plan import Plan
 from kvrelay.lab.replay.replay import Arm
 
 POLICIES = ("round_robin", "sticky", "cache_load")
+MakePlan = Callable[[int, float], Plan]
 Judge = Callable[[Sequence[Result]], list[Gate]]
-WORKLOADS: dict[str, tuple[Callable[[int, float], Plan], Judge, tuple[str, ...]]] = {
+WORKLOADS: dict[str, tuple[MakePlan, Judge, tuple[str, ...]]] = {
     "sessions": (traffic.sessions, gates.sessions, POLICIES),
     "hot-prefix": (traffic.hot_prefix, gates.hot_prefix, ("round_robin", "cache_load")),
     "burst": (traffic.burst, gates.burst, ("cache_load",)),
@@ -39,19 +42,25 @@ MOCK_PACE = 10.0
 REPEATS = {"mock": 3, "vllm": 6}
 
 
+class Paced(Struct, frozen=True, eq=False):
+    """What one repeat sends, and why that fast."""
+
+    plan: Plan
+    pace: float
+    rate: float  # prefilled tokens per second of each worker, measured just before
+
+
 def main() -> int:
     options = _options()
     lines: list[str] = []
     kept = True
     with mock(MOCK_PACE) if options.engine == "mock" else vllm() as fleet:
-        pace = options.pace or traffic.LOAD * fleet.prefill_tokens_per_s / 1_000
         for name in options.workload or list(WORKLOADS):
             make_plan, judge, policies = WORKLOADS[name]
-            plans = [make_plan(options.seed + repeat, pace) for repeat in range(options.repeats)]
-            results = asyncio.run(_run(fleet, plans, policies))
+            plans, results = asyncio.run(_run(fleet, make_plan, policies, options))
             verdicts = judge(results)
             kept &= all(gate.kept for gate in verdicts)
-            section = _section(name, plans, fleet, pace, results, verdicts)
+            section = _section(name, plans, fleet, results, verdicts)
             lines += section
             print("\n".join(section), flush=True)
     if options.out is not None:
@@ -74,16 +83,23 @@ def _options() -> argparse.Namespace:
     return options
 
 
-async def _run(fleet: Fleet, plans: Sequence[Plan], policies: Sequence[str]) -> list[Result]:
-    results = []
+async def _run(
+    fleet: Fleet, make_plan: MakePlan, policies: Sequence[str], options: argparse.Namespace
+) -> tuple[list[Paced], list[Result]]:
+    """Every repeat at a pace that fits what the workers prefill then."""
+    plans, results = [], []
     with tempfile.TemporaryDirectory(prefix="agents-") as folder:
-        for repeat, plan in enumerate(plans):
+        for repeat in range(options.repeats):
+            rate = await asyncio.to_thread(fleet.measured_rate)
+            pace = options.pace or traffic.LOAD * rate / 1_000
+            plan = make_plan(options.seed + repeat, pace)
+            plans.append(Paced(plan, pace, rate))
             at = repeat % len(policies)
             for policy in (*policies[at:], *policies[:at]):
-                print(f"{policy}, repeat {repeat + 1} of {len(plans)} ...", file=sys.stderr, flush=True)
+                print(f"{policy}, repeat {repeat + 1} of {options.repeats} ...", file=sys.stderr, flush=True)
                 arm = Arm(policy, repeat)
                 results.append(await run_arm(fleet, plan, arm, Path(folder) / f"{policy}-{repeat}"))
-    return results
+    return plans, results
 
 
 def _head(options: argparse.Namespace) -> list[str]:
@@ -102,17 +118,18 @@ def _head(options: argparse.Namespace) -> list[str]:
 
 
 def _section(
-    name: str, plans: Sequence[Plan], fleet: Fleet, pace: float, results: Sequence[Result], verdicts: Sequence[Gate]
+    name: str, plans: Sequence[Paced], fleet: Fleet, results: Sequence[Result], verdicts: Sequence[Gate]
 ) -> list[str]:
     rows = [_row(result) for result in sorted(results, key=lambda result: (result.policy, result.repeat))]
     return [
         "",
         f"## {name} ({fleet.label})",
         "",
-        f"Per repeat {plans[0].requests} requests in an order of their own; plans "
-        f"{', '.join(plan.digest()[:12] for plan in plans)}. One endless cache would hit "
-        f"{max(result.ceiling_share for result in results):.1%}. Each worker prefills "
-        f"{fleet.prefill_tokens_per_s:,.0f} tokens per second while both do; the pace is {pace:.2f}.",
+        f"Per repeat {plans[0].plan.requests} requests in an order of their own; plans "
+        f"{', '.join(each.plan.digest()[:12] for each in plans)}. One endless cache would hit "
+        f"{max(result.ceiling_share for result in results):.1%}. Before each repeat, a worker prefilled "
+        f"{', '.join(f'{each.rate:,.0f}' for each in plans)} tokens per second while both did; the pace was "
+        f"{', '.join(f'{each.pace:.2f}' for each in plans)}.",
         "",
         "| policy | repeat | hits | requests by worker | prefilled tokens by worker | max/mean | p50 TTFT ms "
         "| p95 TTFT ms | claims within a block |",

@@ -10,7 +10,7 @@ import asyncio
 import json
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -36,7 +36,7 @@ class Fleet(Struct, frozen=True):
     model: str
     block_size_tokens: int
     workers: dict[str, list[str]]  # by name
-    prefill_tokens_per_s: float  # of each, while all of them compute
+    measured_rate: Callable[[], float]  # prefilled tokens per second of each, now, while all of them compute
 
 
 class Result(Struct, frozen=True):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from bench.agents import traffic
@@ -49,7 +50,7 @@ def mock(pace: float) -> Iterator[Fleet]:
             ]
             for worker in fleet.workers
         }
-        yield Fleet("mock", specs[0].model, BLOCK_SIZE, lines, PREFILL_TOKENS_PER_S * pace)
+        yield Fleet("mock", specs[0].model, BLOCK_SIZE, lines, lambda: PREFILL_TOKENS_PER_S * pace)
 
 
 @contextmanager
@@ -76,15 +77,14 @@ def vllm() -> Iterator[Fleet]:
         with running(pair(make)) as workers:
             lines = {worker.name: [f"url = {json.dumps(worker.url)}"] for worker in workers}
             label = f"CPU, vLLM {VERSION}, a Llama of 27 M random weights, {STEP_TOKENS} tokens per step"
-            rate = _measured_rate([worker.url for worker in workers])
-            yield Fleet(label, MODEL_NAME, BLOCK_SIZE, lines, rate)
+            yield Fleet(label, MODEL_NAME, BLOCK_SIZE, lines, partial(_rate, [worker.url for worker in workers]))
 
 
-def _measured_rate(urls: Sequence[str]) -> float:
-    """Prefilled tokens per second and worker while all of them compute. The first prompt of each warms it up."""
+def _rate(urls: Sequence[str]) -> float:
+    """Of prompts that nobody has sent before. The first one of each worker warms it up."""
     from tests.real.engine import prefill
 
-    chance = random.Random(0)
+    chance = random.Random()
     prompts = [[traffic.tokens(chance, PROBE_TOKENS).tolist() for _ in range(PROBES + 1)] for _ in urls]
 
     def computed_in_s(url: str, own: list[list[int]]) -> float:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrelay.core.load import growth as growing
-from kvrelay.core.load.growth import Growth
+from kvrelay.core.load.growth import COMPUTED_AGAIN, TO_COME, Growth
 from kvrelay.core.model.events import WorkerDrained, WorkerResumed
 from tests.core.index.worlds import keys
 from tests.core.routing.rig import SIZE, Rig, text
@@ -81,20 +81,20 @@ def test_every_conversation_counts_once_where_it_began():
     for number in range(3):
         place(made, 0, [number, 1], matched=1)
         place(made, 0, [number, 1, 2], matched=2)
-    assert expected(made, 0.0, None) == [600.0, 0.0], "three of 200 tokens each, and none"
+    assert expected(made, 0.0, None) == [TO_COME * 600.0, 0.0], "three of 200 tokens each, and none"
     place(made, 1, [7, 1], matched=1)
-    assert expected(made, 0.0, None) == [pytest.approx(2 * 700 / 4), 0.0], "only what is beyond the least"
+    assert expected(made, 0.0, None) == [pytest.approx(TO_COME * 2 * 700 / 4), 0.0], "only what is beyond the least"
 
 
-def test_nobody_loses_more_by_it_than_computing_again_and_half_a_prompt():
+def test_nobody_loses_more_by_it_than_computing_again_and_a_wait_of_one_prompt():
     """A worker that joins late would else get every new conversation until it had as many, however long its queue."""
     made = growth()
     for number in range(1_000):
         place(made, 0, [number, 1], matched=1)
-    assert expected(made, 0.0, None) == [100_000.0, 0.0]
-    assert expected(made, 0.0, None, prompt_tokens=300) == [150.0, 0.0]
-    assert expected(made, 0.0, None, prompt_tokens=300, reachable=(200, 0)) == [2 * 200 + 150.0, 0.0]
-    assert expected(made, 0.0, None, prompt_tokens=300, reachable=(200, 200)) == [150.0, 0.0]
+    assert expected(made, 0.0, None) == [TO_COME * 100_000.0, 0.0]
+    assert expected(made, 0.0, None, prompt_tokens=300) == [300.0, 0.0]
+    assert expected(made, 0.0, None, prompt_tokens=300, reachable=(200, 0)) == [COMPUTED_AGAIN * 200 + 300.0, 0.0]
+    assert expected(made, 0.0, None, prompt_tokens=300, reachable=(200, 200)) == [300.0, 0.0]
 
 
 def test_the_first_of_a_family_says_nothing_of_what_one_of_them_brings():
@@ -110,7 +110,7 @@ def test_it_fades_within_minutes_and_goes_with_the_slot():
     assert expected(made, 300.0, None)[0] == pytest.approx(fresh / 2)
     for hour in range(1, 5):  # the weights are brought down again and again
         place(made, 1, [hour, 2], matched=1, now=3600.0 * hour)
-    assert expected(made, 4 * 3600.0, None) == [0.0, pytest.approx(100.0, rel=0.01)]
+    assert expected(made, 4 * 3600.0, None) == [0.0, pytest.approx(TO_COME * 100.0, rel=0.01)]
     made.drop_slot(1)
     assert expected(made, 4 * 3600.0, None)[1] == 0.0
 
@@ -121,9 +121,9 @@ def test_a_conversation_that_moves_takes_its_weight_along_and_does_not_burden_it
     place(made, 1, [5, 2], matched=1)
     moving = made.continues(keys([1, 2, 3]), 2)
     assert moving is not None and moving.slot == 0
-    assert expected(made, 0.0, moving) == [0.0, 100.0], "elsewhere it would be one of two"
+    assert expected(made, 0.0, moving) == [0.0, TO_COME * 100.0], "elsewhere it would be one of two"
     assert not place(made, 1, [1, 2, 3], matched=1 + 1)
-    assert expected(made, 0.0, None) == [0.0, pytest.approx(2 * 300 / 2)]
+    assert expected(made, 0.0, None) == [0.0, pytest.approx(TO_COME * 2 * 300 / 2)]
     again = made.continues(keys([1, 2, 3, 4]), 3)
     assert again is not None and again.slot == 1
 

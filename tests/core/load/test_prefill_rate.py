@@ -109,17 +109,25 @@ def test_a_newcomer_starts_with_what_the_others_taught():
     assert ledger.rates.of(1) == pytest.approx(5_000.0, rel=0.05)
 
 
-def test_presumed_progress_is_bounded():
+def test_presumed_progress_is_bounded_and_a_worker_that_stands_still_gets_worse_by_the_second():
     ledger = Ledger(initial_prefill_tokens_per_s=1_000.0)
     ledger.add_slot(0)
     ledger.book(0.0, "r", 0, prefill_tokens=2_000, decode_blocks=1)
 
     def remaining(now):
         backlog, since = ledger.table()[PREFILL], ledger.rates.working_since()
-        return remaining_tokens(backlog, np.array([1_000.0]), now - since)[0]
+        one_by_one = ledger.rates.remaining(now, 0, backlog[0])
+        assert remaining_tokens(backlog, np.array([1_000.0]), now - since).tolist() == [one_by_one]
+        return one_by_one
 
     assert remaining(0.0) == 2_000 and remaining(1.0) == 1_000
-    assert remaining(1e6) == pytest.approx(400), "a worker that hangs keeps a fifth of its backlog for ever"
+    assert remaining(1.8) == remaining(2.4) == pytest.approx(400), "who is a little late keeps a fifth of its backlog"
+    assert remaining(5.0) == 3_000, "and will take as long again as it is late already"
+
+
+def test_a_worker_without_a_backlog_stands_still_for_good_reason():
+    idle_for_s = np.array([0.0, 1e6])
+    assert remaining_tokens(np.zeros(2), np.full(2, 1_000.0), idle_for_s).tolist() == [0.0, 0.0]
 
 
 def test_equal_machines_are_taken_for_equal_and_others_are_not():

@@ -36,8 +36,10 @@ from kvrelay.core.model.prompt import BlockKeys
 
 _HALF_LIFE_S = 300.0
 _RESCALE_S = 3_000.0
-COMPUTED_AGAIN = 2.0  # times the tokens that are held here and not elsewhere: they cost computing, and delay others
-_WAITED_FOR = 0.5  # times the prompt
+# Weigh even spreading against computing a shared prefix twice; found on random orders of arrival (decision 0011).
+COMPUTED_AGAIN = 3.0  # times the tokens that are held here and not elsewhere: they cost computing, and delay others
+TO_COME = 1.75  # times what conversations will still bring: that delays others, too, and may come elsewhere after all
+_WAITED_FOR = 1.0  # times the prompt
 _MOST_ENDS = 20_000  # some 350 bytes each
 _ANSWER_BLOCKS = 256
 _STRETCH_BLOCKS = 16
@@ -153,7 +155,7 @@ class Growth:
         reachable: Sequence[float],
         prompt_tokens: int,
     ) -> list[float]:
-        """Prefill that the conversations at each of the slots bring, beyond that of the least of them.
+        """Prefill that the conversations at each of the slots bring, beyond that of the least of them, as it weighs.
 
         Of all but the one that `continues` names: what it brings itself, it brings wherever it goes. Bounded by what a
         prompt of so many tokens, of which each slot holds `reachable`, may lose by it.
@@ -195,8 +197,8 @@ class Growth:
         self._begun[slot] = self._table[slot] = begun
 
     def _each(self, now: float) -> float:
-        """Tokens per conversation, divided by the weight in which the beginnings are kept."""
-        return self._prefilled / self._all_begun / self._weight(now)
+        """What a conversation is taken to bring, divided by the weight in which the beginnings are kept."""
+        return TO_COME * self._prefilled / self._all_begun / self._weight(now)
 
     def _weight(self, now: float) -> float:
         fade = self._fading.overdue(now)

@@ -26,7 +26,7 @@ _NOISE = 0.35  # of the mean; learned rates that differ by less are taken for eq
 _LEAST, _MOST = 1.0 - _NOISE, 1.0 + _NOISE
 _SURPRISE = 4.0  # times the expected duration that one sample may count for
 _TRUSTED_S = 10.0  # a slow rate is believed this long without a sample: who is avoided for it gets none
-_MAX_PROGRESS = 0.8  # of a backlog may be presumed done; a worker that hangs must not look idle
+_MAX_PROGRESS = 0.8  # of a backlog may be presumed done; a worker that is late must not look idle
 
 
 class _Rate(Struct):
@@ -102,9 +102,9 @@ class PrefillRates:
         return rate.tokens_per_s if rate.samples else self._mean()
 
     def remaining(self, now: float, slot: int, backlog_tokens: float) -> float:
-        """As `remaining_tokens`, for one slot."""
-        working_s = now - self._rates[slot].since
-        return backlog_tokens - min(self.of(slot) * working_s, backlog_tokens * _MAX_PROGRESS)
+        """As `remaining_tokens`, for one slot that has a backlog."""
+        done = self.of(slot) * (now - self._rates[slot].since)
+        return max(backlog_tokens - min(done, backlog_tokens * _MAX_PROGRESS), done - backlog_tokens)
 
     def samples(self, slot: int) -> int:
         """How many prefills the slot's rate was learned from."""
@@ -197,6 +197,12 @@ class PrefillRates:
 
 
 def remaining_tokens(backlog_tokens: Floats, tokens_per_s: Floats, working_s: Floats) -> Floats:
-    """Backlog of each slot less what it should have computed since its last first token."""
-    remaining: Floats = backlog_tokens - np.minimum(tokens_per_s * working_s, backlog_tokens * _MAX_PROGRESS)
+    """Backlog of each slot less what it should have computed since its last first token.
+
+    A worker that should have computed all of it, and has not given a single first token, stands still or is much slower
+    than it was. Nobody knows for how long; the best guess is for as long again as it is late already.
+    """
+    done = tokens_per_s * working_s
+    remaining: Floats = backlog_tokens - np.minimum(done, backlog_tokens * _MAX_PROGRESS)
+    np.maximum(remaining, done - backlog_tokens, out=remaining, where=backlog_tokens > 0)
     return remaining

@@ -3,7 +3,7 @@
     queue      prefill tokens booked there and not yet computed / the worker's learned prefill rate,
                plus what requests from elsewhere are likely to need
     compute    missing tokens / rate
-    displaced  the same once more: these tokens also delay whoever comes next to the worker
+    displaced  twice as much again: these tokens also delay whoever comes next to the worker
     growth     what the conversations that live there will still bring, see `load/growth.py`
     transfer   loading what lies in lower tiers
     decode     interference of running generations with prefill: a millisecond each
@@ -21,7 +21,6 @@ from kvrelay.core.load.ledger import FOREIGN, GENERATING
 from kvrelay.core.model.arrays import Floats
 from kvrelay.core.policy.policy import Arrays, Row
 
-# Weighs even spreading against computing a shared prefix twice; found on random orders of arrival (decision 0011).
 _DISPLACED_SHARE = COMPUTED_AGAIN - 1.0
 _TOLERANCE_SHARE, _TOLERANCE_MS = 0.05, 1.0
 
