@@ -72,6 +72,7 @@ def vllm() -> Iterator[Fleet]:
                 folder=Path(folder),
                 blocks=BLOCKS,
                 step_tokens=STEP_TOKENS,
+                one_process=True,
             )
 
         with running(pair(make)) as workers:

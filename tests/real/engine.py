@@ -88,14 +88,18 @@ class VllmWorker:
         folder: Path,
         blocks: int | None = None,
         step_tokens: int | None = None,
+        one_process: bool = False,
     ) -> None:
         """`blocks`: KV blocks of a cache that is much smaller than what the machine would hold. `step_tokens`: budget
-        of one step, if not the engine's own."""
+        of one step, if not the engine's own. `one_process`: scheduler and model together. By themselves they poll each
+        other for orders and results, which on two cores costs two workers a fourth of their speed, and now and then
+        lets one of them stand still for five seconds."""
         self.name = name
         self.events = f"ipc://{folder}/events-{name}"
         self.replay = f"ipc://{folder}/replay-{name}"
         self._blocks = blocks
         self._step_tokens = step_tokens
+        self._one_process = one_process
         self.url = f"http://127.0.0.1:{port}"
         self._engine = engine
         self._port = port
@@ -130,6 +134,7 @@ class VllmWorker:
             *self.more_arguments(),
             *(() if self._blocks is None else ("--num-gpu-blocks-override", str(self._blocks))),
             *(() if self._step_tokens is None else ("--max-num-batched-tokens", str(self._step_tokens))),
+            *(("--distributed-executor-backend", "uni") if self._one_process else ()),
         ]
         log = (self._folder / f"{self.name}.log").open("ab")
         with log:
@@ -171,5 +176,7 @@ class VllmWorker:
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
         }
+        if self._one_process:  # the CPU platform puts them asunder unless it is told this
+            ours |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
         inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")}
         return inherited | ours
