@@ -7,9 +7,9 @@ working set (about 29,000 tokens) fits into two caches of 20,480 tokens, and not
 
 **Burst.** Eight requests at the same moment with one new prefix of 2,000 tokens.
 
-`pace` 1 is for a worker that prefills a thousand tokens per second. What a policy is worth shows under load, so the pace
-follows the workers (`LOAD`): at any speed of theirs, two of them just keep up with what is left to compute when the
-caches are used as well as they can be, and every token that is computed twice is one that others wait for.
+`pace` 1 is for a worker that prefills a thousand tokens per second. What a policy is worth shows under load, so the
+pace follows the workers (`LOAD`): at any speed of theirs, two of them just keep up with what is left to compute when
+the caches are used as well as they can be, and every token that is computed twice is one that others wait for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ANSWER_TOKENS = 4
 START_GAP_MS, THINK_MS = 2_000.0, 5_000.0
 LOAD = 4.0  # pace for each thousand tokens that a worker prefills in a second
 
-HOT_REQUESTS, HOT_SHARE, HOT_TOKENS, COLD_TOKENS, HOT_GAP_MS = 72, 0.82, 1_150, 400, 400.0
+HOT_REQUESTS, HOT_SHARE, HOT_TOKENS, COLD_TOKENS, HOT_GAP_MS = 72, 0.82, 1_150, 400, 600.0
 BURST, BURST_TOKENS = 8, 2_000
 
 

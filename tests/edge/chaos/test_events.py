@@ -29,11 +29,12 @@ class Publisher:
         for seq in seqs:
             self.pub.send_multipart([b"kv@a", seq.to_bytes(8, "big"), b"x"])
 
-    def answer_replay(self, batches: int) -> None:
+    def answer_replay(self, batches: int, *, whole: bool = True) -> None:
         client, _, start = self.router.recv_multipart()
         for seq in range(int.from_bytes(start, "big"), batches):
             self.router.send_multipart([client, b"", b"kv@a", seq.to_bytes(8, "big"), b"x"])
-        self.router.send_multipart([client, b"", b"", END, b""])
+        if whole:
+            self.router.send_multipart([client, b"", b"", END, b""])
 
 
 @pytest.fixture
@@ -140,6 +141,24 @@ def test_replay_passes_through_and_can_be_made_worse(publisher: Publisher, conte
         with ask_replay(context, proxy, 1) as asking:
             assert replayed(asking, 300) == []
         assert proxy.actions[-1].action == "replay_unanswered"
+
+
+def test_what_the_worker_itself_cut_is_passed_on_so_that_the_rest_can_be_asked_for(
+    publisher: Publisher, context: zmq.Context
+) -> None:
+    """A worker's socket drops what lies beyond its mark, the end marker too. Kept back, it would be no answer at all."""
+    with EventProxy(publisher.events, replay=publisher.replay) as proxy:
+        with ask_replay(context, proxy, 0) as asking:
+            publisher.answer_replay(3, whole=False)
+            assert replayed(asking, 2_000) == [0, 1, 2]
+        with ask_replay(context, proxy, 3) as asking:
+            publisher.answer_replay(5)
+            assert replayed(asking) == [3, 4, "end"]
+        proxy.do("replay cut 1")
+        with ask_replay(context, proxy, 0) as asking:
+            publisher.answer_replay(3, whole=False)
+            assert replayed(asking, 2_000) == [0]
+        assert [done.detail for done in proxy.actions] == ["3 of 3 batches", "2 of 2 batches", "1 of 3 batches"]
 
 
 def test_without_replay_there_is_no_endpoint(publisher: Publisher) -> None:

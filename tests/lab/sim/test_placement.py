@@ -79,10 +79,10 @@ def _p95_ms(receipts: Iterable[Receipt]) -> float:
 
 
 def test_reuse_and_balance_hold_for_nearly_every_order_of_arrival():
-    """All three promises in nine of ten orders (six before moves were weighed); first tokens come sooner."""
+    """All three promises in 19 of 20 orders (12 before moves were weighed); first tokens come sooner."""
     plans = [traffic.sessions(seed, PACE) for seed in range(40)]
     ours = [play(plan, "cache_load", seed) for seed, plan in enumerate(plans)]
-    assert sum(map(_promises_kept, ours)) >= 36
+    assert sum(map(_promises_kept, ours)) >= 38
     control = [play(plan, "round_robin", seed) for seed, plan in enumerate(plans)]
     assert _p95_ms(chain.from_iterable(control)) >= 1.8 * _p95_ms(chain.from_iterable(ours))
 

@@ -40,6 +40,7 @@ SEQ_BYTES = 8
 END_SEQ = b"\xff" * SEQ_BYTES
 MAX_REPLAY_MESSAGES = 200_000
 REPLAY_TIMEOUT_S = 30.0
+REPLAY_SILENCE_S = 0.25  # in the middle of an answer; the worker's socket has thrown away the rest, end marker and all
 SETTLES_S = 0.1  # after the handshake the publisher still has to learn what is subscribed to
 MAX_KEPT_ACTIONS = 100_000
 _WAKE = "inproc://chaos"
@@ -231,7 +232,10 @@ class EventProxy:
             self._send_answer(answer.frames)
         for question in [question for question in self._questions.values() if question.give_up_at <= now]:
             self._end(question)
-            self._note(Action("replay_unanswered", seq=question.from_seq, detail="by the worker"))
+            if question.answer:
+                self._pass_answer(question)
+            else:
+                self._note(Action("replay_unanswered", seq=question.from_seq, detail="by the worker"))
 
     def _obey(self, instruction: Instruction) -> None:
         if isinstance(instruction, ReplayFault):
@@ -282,11 +286,13 @@ class EventProxy:
         self._poller.register(upstream, zmq.POLLIN)
 
     def _hear(self, socket: Socket) -> None:
-        """The answer is passed on when it is complete: what is cut or left out depends on all of it."""
-        question = self._questions[socket]
+        """The answer is passed on when all has come that will: what is cut or left out depends on all of it. One that
+        the worker itself cut goes on as it is, and who asked will ask for the rest."""
         frames = socket.recv_multipart()
+        question = self._questions[socket]._replace(give_up_at=time.monotonic() + REPLAY_SILENCE_S)
         question.answer.append(frames)
-        if (len(frames) == 4 and frames[2] == END_SEQ) or len(question.answer) > MAX_REPLAY_MESSAGES:
+        self._questions[socket] = question
+        if _ends(frames) or len(question.answer) > MAX_REPLAY_MESSAGES:
             self._end(question)
             self._pass_answer(question)
 
@@ -296,23 +302,24 @@ class EventProxy:
         question.upstream.close(linger=0)
 
     def _pass_answer(self, question: _Question) -> None:
-        answer, delay_s = question.answer, 0.0
+        came = [frames for frames in question.answer if not _ends(frames)]
+        answer, end, delay_s = came, question.answer[len(came) :], 0.0
         for fault in self._replay_faults:
             match fault:
                 case ReplayDrop():
                     answer = [frames for frames in answer if _seq_of(frames) not in fault.seqs]
                 case ReplayLast():
-                    answer = answer[:-1][max(0, len(answer) - 1 - fault.batches) :] + answer[-1:]
+                    answer = answer[max(0, len(answer) - fault.batches) :]
                 case ReplayCut():
-                    answer = answer[: min(fault.batches, len(answer) - 1)]
+                    answer, end = answer[: fault.batches], []
                 case ReplayDelay():
                     delay_s += fault.by_s
                 case ReplayOn() | ReplayOff():
                     pass
         batches = sum(_seq_of(frames) >= 0 for frames in answer)
-        detail = f"{batches} of {len(question.answer) - 1} batches" + (f", {delay_s:g} s late" if delay_s else "")
+        detail = f"{batches} of {len(came)} batches" + (f", {delay_s:g} s late" if delay_s else "")
         self._note(Action("replay", seq=question.from_seq, detail=detail))
-        frames = [[question.client, *frames] for frames in answer]
+        frames = [[question.client, *frames] for frames in (*answer, *end)]
         if delay_s:
             self._answers.append(_Answer(time.monotonic() + delay_s, frames))
         else:
@@ -323,9 +330,13 @@ class EventProxy:
             self._replays.send_multipart(frames)
 
 
+def _ends(frames: list[bytes]) -> bool:
+    return len(frames) == 4 and frames[2] == END_SEQ
+
+
 def _seq_of(frames: list[bytes]) -> int:
     """-1 for the end marker and whatever else is no batch."""
-    if len(frames) != 4 or len(frames[2]) != SEQ_BYTES or frames[2] == END_SEQ:
+    if len(frames) != 4 or len(frames[2]) != SEQ_BYTES or _ends(frames):
         return -1
     return int.from_bytes(frames[2], "big")
 
