@@ -146,7 +146,7 @@ def test_replay_passes_through_and_can_be_made_worse(publisher: Publisher, conte
 def test_what_the_worker_itself_cut_is_passed_on_so_that_the_rest_can_be_asked_for(
     publisher: Publisher, context: zmq.Context
 ) -> None:
-    """A worker's socket drops what lies beyond its mark, the end marker too. Kept back, it would be no answer at all."""
+    """A worker's socket drops what lies beyond its mark, and the end marker; kept back, it would be no answer."""
     with EventProxy(publisher.events, replay=publisher.replay) as proxy:
         with ask_replay(context, proxy, 0) as asking:
             publisher.answer_replay(3, whole=False)
