@@ -126,9 +126,12 @@ def test_folder_holds_what_was_promised(result: dict[str, Any], out: Path) -> No
 
 def started_demo(out: Path) -> tuple[subprocess.Popen[str], set[int]]:
     """A demo in the middle of its first arm, in a process group of its own, and the processes below it."""
+    # Who runs the tests in a shell's background hands down that Ctrl-C is to be ignored; a terminal does not.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     running = subprocess.Popen(
         command(out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+    signal.signal(signal.SIGINT, before)
     samples, deadline = out / "samples.jsonl", time.monotonic() + 30
     while not samples.exists() or not samples.stat().st_size:
         assert time.monotonic() < deadline and running.poll() is None, running.communicate()
