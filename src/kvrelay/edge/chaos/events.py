@@ -34,13 +34,10 @@ from kvrelay.edge.chaos.script import (
     parse_script,
 )
 from kvrelay.edge.chaos.stream import Action, Batch, Done, FaultyStream
+from kvrelay.edge.connectors.vllm.replay import END_SEQ, MAX_MESSAGES, SEQ_BYTES, SILENCE_S
 
 HIGH_WATER_MARK = 100_000
-SEQ_BYTES = 8
-END_SEQ = b"\xff" * SEQ_BYTES
-MAX_REPLAY_MESSAGES = 200_000
 REPLAY_TIMEOUT_S = 30.0
-REPLAY_SILENCE_S = 0.25  # in the middle of an answer; the worker's socket has thrown away the rest, end marker and all
 SETTLES_S = 0.1  # after the handshake the publisher still has to learn what is subscribed to
 MAX_KEPT_ACTIONS = 100_000
 _WAKE = "inproc://chaos"
@@ -287,12 +284,12 @@ class EventProxy:
 
     def _hear(self, socket: Socket) -> None:
         """The answer is passed on when all has come that will: what is cut or left out depends on all of it. One that
-        the worker itself cut goes on as it is, and who asked will ask for the rest."""
+        the worker itself cut falls silent; it goes on as it is, and who asked will ask for the rest."""
         frames = socket.recv_multipart()
-        question = self._questions[socket]._replace(give_up_at=time.monotonic() + REPLAY_SILENCE_S)
+        question = self._questions[socket]._replace(give_up_at=time.monotonic() + SILENCE_S)
         question.answer.append(frames)
         self._questions[socket] = question
-        if _ends(frames) or len(question.answer) > MAX_REPLAY_MESSAGES:
+        if _ends(frames) or len(question.answer) > MAX_MESSAGES:
             self._end(question)
             self._pass_answer(question)
 
